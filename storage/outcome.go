@@ -1,0 +1,68 @@
+package storage
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// MetadataEntry is one header or trailer value.
+type MetadataEntry struct {
+	Key   string
+	Value []byte
+}
+
+// Outcome is what a repeat gets back.
+type Outcome struct {
+	Code   int32  // the status code inside Status; 0 is OK
+	Status []byte // google.rpc.Status, byte for byte; empty is OK
+
+	// The response of a success: HasResponse tells an empty one from none, and
+	// Omitted one that was too large to keep, of which Size and Sum remain.
+	HasResponse bool
+	Omitted     bool
+	TypeURL     string
+	Response    []byte
+	Size        int64
+	Sum         [sha256.Size]byte // of the response's bytes, only where Omitted
+
+	Headers  []MetadataEntry
+	Trailers []MetadataEntry
+}
+
+// Success reports whether the outcome is a success.
+func (o *Outcome) Success() bool { return o.Code == 0 }
+
+// Hash identifies the outcome: an omitted response hashes as the response
+// itself would. A nil outcome has the zero hash.
+func (o *Outcome) Hash() (sum [sha256.Size]byte) {
+	if o == nil {
+		return sum
+	}
+	h := sha256.New()
+	var buf []byte
+	field := func(b []byte) {
+		buf = binary.BigEndian.AppendUint64(buf[:0], uint64(len(b)))
+		h.Write(buf)
+		h.Write(b)
+	}
+	field([]byte("dedup.outcome.v1"))
+	field(o.Status)
+	if o.HasResponse || o.Omitted {
+		response := o.Sum
+		if !o.Omitted {
+			response = sha256.Sum256(o.Response)
+		}
+		field([]byte(o.TypeURL))
+		field(response[:])
+	}
+	for _, md := range [...][]MetadataEntry{o.Headers, o.Trailers} {
+		buf = binary.BigEndian.AppendUint64(buf[:0], uint64(len(md)))
+		h.Write(buf)
+		for _, e := range md {
+			field([]byte(e.Key))
+			field(e.Value)
+		}
+	}
+	h.Sum(sum[:0])
+	return sum
+}

@@ -1,0 +1,332 @@
+package storage
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Limits of the identity's parts, in bytes.
+const (
+	MaxNamespace = 63
+	MaxOperation = 255
+	MaxCaller    = 255
+	MaxKey       = 255
+)
+
+// Limits and defaults of times and outcomes. Zero in a request means the
+// default, never "none".
+const (
+	DefaultLease = 30 * time.Second
+	MinLease     = time.Second
+	MaxLease     = 15 * time.Minute
+
+	DefaultRetention = 7 * 24 * time.Hour
+	MinRetention     = time.Minute
+	MaxRetention     = 400 * 24 * time.Hour
+	DefaultTombstone = 30 * 24 * time.Hour
+	MaxTombstone     = 400 * 24 * time.Hour
+
+	DefaultMaxOutcome = 1 << 20
+	CeilMaxOutcome    = 4 << 20
+
+	MaxHold = 15 * time.Minute
+	MaxWait = 30 * time.Second
+	MaxNote = 1024
+)
+
+// Bounds of what a record remembers, and of the answers' hints.
+const (
+	maxEnded      = 8               // attempt ids of ended grants
+	maxSuperseded = 4               // fingerprints that a later grant replaced
+	markTime      = 2 * time.Minute // life of a spent mark
+	maxRetryAfter = time.Second     // cap of the retry hint
+	settleTime    = 30 * time.Second
+)
+
+// Instant is a point in time by the store's clock, in microseconds since the
+// Unix epoch; zero means "none".
+type Instant int64
+
+// InstantOf converts t, cutting to microseconds.
+func InstantOf(t time.Time) Instant { return Instant(t.UnixMicro()) }
+
+// Add returns the instant d later.
+func (i Instant) Add(d time.Duration) Instant { return i + Instant(d/time.Microsecond) }
+
+// Sub returns the time from o to i.
+func (i Instant) Sub(o Instant) time.Duration { return time.Duration(i-o) * time.Microsecond }
+
+// Time returns i for people.
+func (i Instant) Time() time.Time { return time.UnixMicro(int64(i)).UTC() }
+
+// Fence grows with every grant of a key, also over the deletion of its record.
+type Fence int64
+
+// AttemptID names one try: 16 random bytes, made in memory.
+type AttemptID [16]byte
+
+// RecordID is the hash that identifies a record.
+type RecordID [sha256.Size]byte
+
+// String returns the id in hex.
+func (id RecordID) String() string { return hex.EncodeToString(id[:]) }
+
+// Short returns the first 12 hex digits: what errors, logs and spans may show.
+func (id RecordID) Short() string { return hex.EncodeToString(id[:6]) }
+
+// Identity names one record by its four parts; Caller and Key hold any bytes.
+type Identity struct {
+	Namespace string
+	Operation string
+	Caller    string
+	Key       string
+}
+
+// RecordID is SHA-256 over the four parts, each prefixed by its length as four
+// bytes, big endian: ("a_b","c") and ("a","b_c") differ.
+func (id Identity) RecordID() RecordID {
+	size := 16 + len(id.Namespace) + len(id.Operation) + len(id.Caller) + len(id.Key)
+	b := make([]byte, 0, size)
+	for _, part := range [...]string{id.Namespace, id.Operation, id.Caller, id.Key} {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(part))) //nolint:gosec // parts are at most 255 bytes
+		b = append(b, part...)
+	}
+	return sha256.Sum256(b)
+}
+
+// Validate reports the first part that breaks a limit as an *InvalidError. It
+// judges raw input: nothing is trimmed or folded.
+func (id Identity) Validate() error {
+	if msg := namespaceFault(id.Namespace); msg != "" {
+		return &InvalidError{Field: "identity.namespace", Message: msg}
+	}
+	if msg := operationFault(id.Operation); msg != "" {
+		return &InvalidError{Field: "identity.operation", Message: msg}
+	}
+	if n := len(id.Caller); n > MaxCaller {
+		return &InvalidError{Field: "identity.caller", Message: fmt.Sprintf("caller is %d bytes, at most %d are allowed", n, MaxCaller)}
+	}
+	if msg := keyFault(id.Key); msg != "" {
+		return &InvalidError{Field: "identity.key", Message: msg, Key: true}
+	}
+	return nil
+}
+
+func namespaceFault(s string) string {
+	if len(s) == 0 || len(s) > MaxNamespace {
+		return fmt.Sprintf("namespace is %d bytes, 1 to %d are allowed", len(s), MaxNamespace)
+	}
+	for i := range len(s) {
+		c := s[i]
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || c != '.' && c != '_' && c != '-') {
+			return "namespace may hold a-z 0-9 . _ - and starts with a letter or digit"
+		}
+	}
+	return ""
+}
+
+func operationFault(s string) string {
+	if len(s) == 0 || len(s) > MaxOperation {
+		return fmt.Sprintf("operation is %d bytes, 1 to %d are allowed", len(s), MaxOperation)
+	}
+	if !utf8.ValidString(s) {
+		return "operation is not valid UTF-8"
+	}
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return "operation holds a character that cannot be printed"
+		}
+	}
+	return ""
+}
+
+func keyFault(s string) string {
+	if len(s) == 0 || len(s) > MaxKey {
+		return fmt.Sprintf("key is %d bytes, 1 to %d are allowed", len(s), MaxKey)
+	}
+	first, _ := utf8.DecodeRuneInString(s)
+	last, _ := utf8.DecodeLastRuneInString(s)
+	if unicode.IsSpace(first) || unicode.IsSpace(last) {
+		return "key starts or ends with white space; it is refused, not trimmed"
+	}
+	return ""
+}
+
+// Digest is one version of a request's fingerprint.
+type Digest struct {
+	Version       uint32
+	Server        string // made where the request was received
+	Client        string // made where it was built; may be empty
+	UnknownFields bool   // the server met fields that its build does not know
+}
+
+// Fingerprint tells two requests under one key apart: one digest per version of
+// the hash rule that the sender knows.
+type Fingerprint []Digest
+
+// Same reports whether f and o are of the same request. They are compared under
+// the highest version that both have; without one they differ. Where a side saw
+// fields that its build does not know, the server's bytes may differ from
+// attempt to attempt, and equal client digests count too.
+func (f Fingerprint) Same(o Fingerprint) bool {
+	var a, b *Digest
+	for i := range f {
+		for j := range o {
+			if f[i].Version == o[j].Version && (a == nil || f[i].Version > a.Version) {
+				a, b = &f[i], &o[j]
+			}
+		}
+	}
+	if a == nil {
+		return false
+	}
+	return a.Server == b.Server ||
+		(a.UnknownFields || b.UnknownFields) && a.Client != "" && a.Client == b.Client
+}
+
+// State of a record. Absent and Expired are computed from the times of a
+// record; only a spent mark is stored as Absent, and Expired never is.
+type State uint8
+
+// The states.
+const (
+	StateAbsent    State = iota + 1 // no record, or one whose time is over
+	StateReserved                   // granted, lease running
+	StateReleased                   // ended, may be run again
+	StateUnknown                    // the effect may or may not have happened
+	StateCompleted                  // the outcome is stored
+	StateExpired                    // past its retention, within the tombstone time
+)
+
+// String returns the state's name in lower snake.
+func (s State) String() string {
+	switch s {
+	case StateAbsent:
+		return "absent"
+	case StateReserved:
+		return "reserved"
+	case StateReleased:
+		return "released"
+	case StateUnknown:
+		return "unknown"
+	case StateCompleted:
+		return "completed"
+	case StateExpired:
+		return "expired"
+	}
+	return fmt.Sprintf("state(%d)", uint8(s))
+}
+
+// Mode of a grant.
+type Mode uint8
+
+// The modes.
+const (
+	ModeRun       Mode = iota + 1 // run the handler
+	ModeReconcile                 // find out first what an earlier run did
+)
+
+// Effect is what a run that ended without success left behind.
+type Effect uint8
+
+// The effects.
+const (
+	EffectNone       Effect = iota + 1 // nothing was applied
+	EffectRepeatable                   // only under child keys: the same request may run again
+	EffectUnknown                      // it may or may not have happened
+)
+
+// Record is what is stored for one identity. Only Apply makes new ones; a store
+// keeps and returns them whole.
+type Record struct {
+	Identity Identity
+	State    State // as stored; StateAt judges it
+	// Version grows with every write of the record, also over its deletion; it
+	// names exactly what was read.
+	Version int64
+
+	// The current or last grant.
+	Fence     Fence
+	Attempt   AttemptID
+	Mode      Mode
+	Lease     time.Duration // length asked for last
+	LeaseEnd  Instant
+	GrantedAt Instant
+	// The last grant that ran or may run the handler, kept over any number of
+	// RECONCILE grants.
+	RunFence   Fence
+	RunAttempt AttemptID
+	RunEnd     Instant // end of its lease
+
+	Grants    int64   // grants in this life of the record
+	PrevGrant Instant // time of the grant before the current one
+	CreatedAt Instant
+
+	// Open: the last run was granted from UNKNOWN by RERUN, so an earlier run may
+	// have applied the effect, and an error of this one settles nothing.
+	Open bool
+	// Bound: something may have been applied under child keys, so that only the
+	// same request may run again.
+	Bound bool
+
+	Fingerprint Fingerprint
+	Superseded  []Fingerprint // replaced by a later grant, newest last
+	Ended       []AttemptID   // never granted again, newest last
+
+	ReleasedAs  Effect   // how the last Release was sent
+	Outcome     *Outcome // of COMPLETED; of RELEASED the kept error
+	HoldEnd     Instant  // end of the kept error
+	CompletedAt Instant
+	ExpiresAt   Instant // from here on EXPIRED
+	DropAt      Instant // from here on absent; zero: the record has no end
+
+	// ResolvedFrom is the version that an operator's verdict was made from; zero
+	// where no operator settled the record.
+	ResolvedFrom int64
+	Note         string
+}
+
+// StateAt judges r, which may be nil, by the store's clock. A lease counts as
+// lapsed skew after its end.
+func (r *Record) StateAt(now Instant, skew time.Duration) State {
+	switch {
+	case r == nil || r.DropAt != 0 && now >= r.DropAt:
+		return StateAbsent
+	case r.ExpiresAt != 0 && now >= r.ExpiresAt:
+		return StateExpired
+	case r.State == StateReserved && r.leaseOver(now, skew):
+		return StateUnknown
+	}
+	return r.State
+}
+
+// ByOperator reports whether an operator settled the record.
+func (r *Record) ByOperator() bool { return r.ResolvedFrom != 0 }
+
+func (r *Record) leaseOver(now Instant, skew time.Duration) bool {
+	return now >= r.LeaseEnd.Add(skew)
+}
+
+func (r *Record) hasEnded(a AttemptID) bool { return slices.Contains(r.Ended, a) }
+
+// clone copies r so that Apply never writes to what it was given. Slices are
+// only ever replaced (pushLast), so they are shared.
+func (r *Record) clone() *Record {
+	c := *r
+	return &c
+}
+
+// pushLast returns a new slice with v at its end and at most limit elements.
+func pushLast[T any](s []T, v T, limit int) []T {
+	from := max(0, len(s)+1-limit)
+	out := make([]T, 0, len(s)+1-from)
+	out = append(out, s[from:]...)
+	return append(out, v)
+}

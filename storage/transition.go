@@ -1,0 +1,463 @@
+package storage
+
+import (
+	"cmp"
+	"time"
+)
+
+// Apply judges one request against one record, which may be nil, at one time of
+// the store's clock. It returns the record to write, or nil where nothing is to
+// be written, and the answer. It has no I/O, no clock and no randomness, and
+// never changes what it is given; a store reads, applies and writes, atomically
+// per record. skew is how far the store's clocks may differ.
+func Apply(rec *Record, req Request, now Instant, skew time.Duration) (*Record, Answer) {
+	t := &turn{now: now, skew: skew, row: rec, state: rec.StateAt(now, skew)}
+	if t.state != StateAbsent {
+		t.rec = rec
+	}
+	next, ans := req.judge(t)
+	ans.Now = now
+	ans.Record = t.rec
+	if next != nil {
+		next.Version = int64(now)
+		if rec != nil {
+			next.Version = max(rec.Version+1, next.Version)
+		}
+		ans.Record = next
+	}
+	ans.State = ans.Record.StateAt(now, skew)
+	return next, ans
+}
+
+// turn is one judgement.
+type turn struct {
+	now   Instant
+	skew  time.Duration
+	row   *Record // what is stored, be it a mark or past its time
+	rec   *Record // the same, nil where it counts as absent
+	state State
+}
+
+func refuse(v Verdict) (*Record, Answer) { return nil, Answer{Verdict: v} }
+
+func ok(next *Record) (*Record, Answer) { return next, Answer{Verdict: VerdictOK} }
+
+// judge answers Reserve, in the order of judgement.
+func (q Reserve) judge(t *turn) (*Record, Answer) {
+	if t.reused(q.Fingerprint) {
+		return refuse(VerdictKeyReused)
+	}
+	if t.state == StateExpired {
+		return refuse(VerdictKeyExpired)
+	}
+	if t.state == StateCompleted {
+		return nil, Answer{Verdict: VerdictCompleted, Outcome: t.rec.Outcome}
+	}
+	if t.current(q.Attempt) {
+		return nil, Answer{Verdict: VerdictGranted} // a repeat: the same grant, whatever is left of it
+	}
+	if t.kept(q.Fingerprint) {
+		return nil, Answer{Verdict: VerdictCompleted, Outcome: t.rec.Outcome, Kept: true}
+	}
+	if t.spent(q.Attempt) {
+		return refuse(VerdictStaleHolder)
+	}
+	switch t.state {
+	case StateAbsent, StateReleased:
+		return t.grant(q, ModeRun)
+	case StateReserved:
+		return t.inProgress(min(t.rec.LeaseEnd.Add(t.skew).Sub(t.now), maxRetryAfter))
+	case StateUnknown:
+		return t.reserveUnknown(q)
+	case StateCompleted, StateExpired: // answered above
+	}
+	return refuse(VerdictOutcomeUnknown)
+}
+
+// reserveUnknown answers a Reserve of a record whose outcome nobody knows.
+func (t *turn) reserveUnknown(q Reserve) (*Record, Answer) {
+	if q.OnUnknown == OnUnknownRefuse {
+		return nil, Answer{Verdict: VerdictOutcomeUnknown, RetryAfter: t.mayStillSettle()}
+	}
+	// Release(UNKNOWN) does not shorten the lease: the effect may still be on its
+	// way. Where the effect itself refuses older holders there is no such way.
+	lateEffectShutOut := q.OnUnknown == OnUnknownReconcile && (q.Basis == BasisFenced || q.Basis == BasisInbox)
+	if t.effectsLeft() > 0 && !lateEffectShutOut {
+		return t.inProgress(t.effectsLeft())
+	}
+	if q.OnUnknown == OnUnknownReconcile {
+		return t.grant(q, ModeReconcile)
+	}
+	return t.grant(q, ModeRun)
+}
+
+// mayStillSettle is the retry hint of an unknown outcome, zero once it is no
+// longer likely to settle by itself.
+func (t *turn) mayStillSettle() time.Duration {
+	return max(0, min(t.effectsLeft()+max(settleTime, t.rec.Lease), maxRetryAfter))
+}
+
+// grant writes a new grant.
+func (t *turn) grant(q Reserve, mode Mode) (*Record, Answer) {
+	next := &Record{Identity: q.Identity, CreatedAt: t.now, Fingerprint: q.Fingerprint}
+	if t.rec != nil {
+		next = t.rec.clone()
+		next.endAttempt(next.Attempt)
+		next.PrevGrant = next.GrantedAt
+		if !next.Fingerprint.Same(q.Fingerprint) {
+			next.Superseded = pushLast(next.Superseded, next.Fingerprint, maxSuperseded)
+			next.Fingerprint = q.Fingerprint
+		}
+	} else if t.row != nil {
+		next.Ended = t.spentMarks()
+	}
+	next.Fence = Fence(t.now)
+	if t.row != nil {
+		next.Fence = max(next.Fence, t.row.Fence+1)
+	}
+	next.State, next.Mode, next.Attempt = StateReserved, mode, q.Attempt
+	next.Grants++
+	next.GrantedAt = t.now
+	next.Lease = cmp.Or(q.Lease, DefaultLease)
+	next.LeaseEnd = t.now.Add(next.Lease)
+	next.unsettle()
+	if mode == ModeRun {
+		next.Open = t.state == StateUnknown
+		next.startRun()
+	}
+	return next, Answer{Verdict: VerdictGranted}
+}
+
+// judge answers BeginRun.
+func (q BeginRun) judge(t *turn) (*Record, Answer) {
+	if t.state != StateReserved || !t.holds(q.Attempt, q.Fence) {
+		return refuse(VerdictStaleHolder)
+	}
+	if t.rec.Mode == ModeRun {
+		return ok(nil)
+	}
+	next := t.rec.clone()
+	next.Mode = ModeRun
+	next.Open = false // its holder has found that no earlier run applied the effect
+	next.startRun()
+	return ok(next)
+}
+
+// judge answers Extend.
+func (q Extend) judge(t *turn) (*Record, Answer) {
+	if t.state != StateReserved || !t.holds(q.Attempt, q.Fence) {
+		return refuse(VerdictStaleHolder)
+	}
+	next := t.rec.clone()
+	next.Lease = cmp.Or(q.Lease, DefaultLease)
+	end := t.now.Add(next.Lease)
+	if end <= next.LeaseEnd {
+		return ok(nil) // never shortened: outgoing calls carry deadlines up to its end
+	}
+	next.LeaseEnd = end
+	if next.Mode == ModeRun {
+		next.RunEnd = end
+	}
+	return ok(next)
+}
+
+// judge answers Complete.
+func (q Complete) judge(t *turn) (*Record, Answer) {
+	if t.rec == nil || !t.holds(q.Attempt, q.Fence) && !t.ran(q.Attempt, q.Fence) {
+		return t.conflict(q)
+	}
+	switch t.state {
+	case StateReserved, StateUnknown, StateReleased:
+		return t.complete(q)
+	case StateCompleted:
+		if t.rec.Outcome != nil && t.rec.Outcome.Hash() == q.Outcome.Hash() {
+			return ok(nil)
+		}
+	case StateExpired, StateAbsent:
+	}
+	return t.conflict(q)
+}
+
+// complete settles the record, unless the outcome is an error of an open run:
+// that settles nothing, an earlier run may have applied the effect.
+func (t *turn) complete(q Complete) (*Record, Answer) {
+	if t.rec.Open && t.ran(q.Attempt, q.Fence) && !q.Outcome.Success() {
+		if t.rec.State != StateReserved || !t.holds(q.Attempt, q.Fence) {
+			return ok(nil)
+		}
+		next := t.rec.clone()
+		next.release(StateUnknown, EffectUnknown, "")
+		return ok(next)
+	}
+	next := t.rec.clone()
+	next.settle(t.now, q.Outcome, max(q.Retention, t.retention(q.Terms)), q.Terms.Tombstone)
+	return next, Answer{Verdict: VerdictOK, Late: t.state == StateReleased}
+}
+
+// conflict refuses a Complete. It is the trace of a double effect when a run
+// began after the refused grant, or when it differs from what is stored; a
+// refused holder that was only reconciling and agrees is no conflict.
+func (t *turn) conflict(q Complete) (*Record, Answer) {
+	c := &Conflict{RefusedFence: q.Fence, Success: q.Outcome.Success(), RefusedHash: q.Outcome.Hash(), At: t.now}
+	ans := Answer{Verdict: VerdictStaleHolder, Conflict: c}
+	if t.rec == nil {
+		return nil, ans
+	}
+	c.RecordFence = t.rec.Fence
+	settled := t.state == StateCompleted || t.state == StateExpired
+	if settled {
+		c.RecordHash = t.rec.Outcome.Hash()
+	}
+	differs := settled && c.RecordHash != c.RefusedHash
+	laterRun := t.rec.RunFence > q.Fence
+	switch {
+	case t.state == StateExpired, !laterRun:
+		if !differs {
+			ans.Conflict = nil
+		}
+	case settled && !c.Success && !differs:
+		ans.Conflict = nil
+	}
+	return nil, ans
+}
+
+// judge answers Release.
+func (q Release) judge(t *turn) (*Record, Answer) {
+	if q.Fence == 0 {
+		return t.giveBack(q)
+	}
+	if !t.holds(q.Attempt, q.Fence) {
+		return refuse(VerdictStaleHolder)
+	}
+	switch t.rec.State {
+	case StateReserved:
+		if t.rec.Mode == ModeReconcile && q.Effect != EffectUnknown {
+			return refuse(VerdictNotReconciled)
+		}
+		return ok(t.release(q))
+	case StateUnknown, StateReleased:
+		if !t.rec.ByOperator() && t.state != StateExpired && t.rec.ReleasedAs == q.Effect {
+			return ok(nil)
+		}
+	case StateAbsent, StateCompleted, StateExpired:
+	}
+	return refuse(VerdictStaleHolder)
+}
+
+// release ends the current grant.
+func (t *turn) release(q Release) *Record {
+	next := t.rec.clone()
+	if next.Mode == ModeReconcile {
+		// It has not begun: nothing of it is on its way, only of the last run.
+		next.release(StateUnknown, q.Effect, q.Note)
+		next.LeaseEnd = next.RunEnd
+		return next
+	}
+	if next.Open || q.Effect == EffectUnknown {
+		next.release(StateUnknown, q.Effect, q.Note)
+		return next
+	}
+	next.Bound = next.Bound || q.Effect == EffectRepeatable
+	next.release(StateReleased, q.Effect, q.Note)
+	t.endReleased(next, q.Terms)
+	if q.Error != nil && q.Hold > 0 {
+		next.Outcome, next.HoldEnd = q.Error, t.now.Add(q.Hold)
+	}
+	return next
+}
+
+// endReleased sets the ends of a released record: a free one is absent after
+// the retention, a bound one expired for the tombstone time.
+func (t *turn) endReleased(next *Record, terms Terms) {
+	next.ExpiresAt = t.now.Add(t.retention(terms))
+	next.DropAt = next.ExpiresAt
+	if next.Bound {
+		next.DropAt = next.ExpiresAt.Add(terms.Tombstone)
+	}
+}
+
+// giveBack answers a Release without a fence: its caller never read a grant, so
+// whatever it was granted is given back, and it is never granted later.
+func (t *turn) giveBack(q Release) (*Record, Answer) {
+	if t.rec == nil {
+		if t.spent(q.Attempt) {
+			return ok(nil)
+		}
+		mark := &Record{Identity: q.Identity, State: StateAbsent, CreatedAt: t.now, DropAt: t.now.Add(markTime)}
+		if t.row != nil {
+			mark.Fence = t.row.Fence
+			mark.Ended = t.spentMarks()
+		}
+		mark.endAttempt(q.Attempt)
+		return ok(mark)
+	}
+	if t.current(q.Attempt) {
+		if t.rec.Mode == ModeReconcile {
+			q.Effect = EffectUnknown
+		}
+		return ok(t.release(q))
+	}
+	if t.state == StateCompleted || t.state == StateExpired || t.spent(q.Attempt) || t.rec.Attempt == q.Attempt {
+		return ok(nil) // cannot be granted as it is
+	}
+	next := t.rec.clone()
+	next.endAttempt(q.Attempt)
+	return ok(next)
+}
+
+// judge answers Lookup.
+func (q Lookup) judge(t *turn) (*Record, Answer) {
+	ans := Answer{Verdict: VerdictOK}
+	if len(q.Fingerprint) == 0 || t.rec == nil {
+		return nil, ans
+	}
+	if t.reused(q.Fingerprint) {
+		return refuse(VerdictKeyReused)
+	}
+	ans.Kept = t.kept(q.Fingerprint)
+	if t.state == StateCompleted || ans.Kept {
+		ans.Outcome = t.rec.Outcome
+	}
+	return nil, ans
+}
+
+// judge answers Resolve.
+func (q Resolve) judge(t *turn) (*Record, Answer) {
+	switch {
+	case t.rec == nil:
+		return refuse(VerdictRecordChanged)
+	case t.rec.ByOperator() && t.rec.ResolvedFrom == q.Version && t.ownVerdict(q):
+		return ok(nil)
+	case t.rec.Version != q.Version:
+		return refuse(VerdictRecordChanged)
+	case t.rec.State != StateReserved && t.rec.State != StateUnknown:
+		return refuse(VerdictRecordChanged)
+	case t.effectsLeft() > 0:
+		return t.inProgress(t.effectsLeft())
+	}
+	next := t.rec.clone()
+	next.endAttempt(next.Attempt)
+	next.Open = false
+	if q.Completed {
+		next.settle(t.now, q.Outcome, t.retention(q.Terms), q.Terms.Tombstone)
+		next.Note = q.Note
+	} else {
+		next.release(StateReleased, EffectNone, q.Note)
+		t.endReleased(next, q.Terms)
+	}
+	next.ResolvedFrom = q.Version
+	return ok(next)
+}
+
+func (t *turn) ownVerdict(q Resolve) bool {
+	if !q.Completed {
+		return t.state == StateReleased
+	}
+	return t.state == StateCompleted && t.rec.Outcome.Hash() == q.Outcome.Hash()
+}
+
+// reused reports whether the record belongs to another request.
+func (t *turn) reused(f Fingerprint) bool {
+	switch t.state {
+	case StateAbsent:
+		return false
+	case StateReleased:
+		for _, old := range t.rec.Superseded {
+			if old.Same(f) {
+				return true
+			}
+		}
+		return t.rec.Bound && !t.rec.Fingerprint.Same(f)
+	case StateReserved, StateUnknown, StateCompleted, StateExpired:
+	}
+	return !t.rec.Fingerprint.Same(f)
+}
+
+// holds reports whether the caller's is the current or last grant.
+func (t *turn) holds(a AttemptID, f Fence) bool {
+	return t.rec != nil && t.rec.Attempt == a && t.rec.Fence == f
+}
+
+// ran reports whether the caller's is the last grant that ran.
+func (t *turn) ran(a AttemptID, f Fence) bool {
+	return t.rec != nil && t.rec.RunAttempt == a && t.rec.RunFence == f
+}
+
+// current reports whether a names a grant that has not ended, live or lapsed.
+func (t *turn) current(a AttemptID) bool {
+	return t.rec != nil && t.rec.State == StateReserved && t.rec.Attempt == a
+}
+
+// spent reports whether a was granted and has ended, or was given back unread.
+func (t *turn) spent(a AttemptID) bool {
+	if t.rec != nil {
+		return t.rec.hasEnded(a)
+	}
+	for _, m := range t.spentMarks() {
+		if m == a {
+			return true
+		}
+	}
+	return false
+}
+
+// spentMarks are the attempt ids of a mark that is still kept.
+func (t *turn) spentMarks() []AttemptID {
+	if t.row == nil || t.row.State != StateAbsent || t.now >= t.row.DropAt {
+		return nil
+	}
+	return t.row.Ended
+}
+
+// kept reports whether a kept error answers this request.
+func (t *turn) kept(f Fingerprint) bool {
+	return t.state == StateReleased && t.rec.Outcome != nil && t.now < t.rec.HoldEnd && t.rec.Fingerprint.Same(f)
+}
+
+// effectsLeft is how long effects of the grants so far may still land: to the
+// end of the current lease and of the last running one, which outlives it where
+// a reconciler was granted before that end. Negative once that is over.
+func (t *turn) effectsLeft() time.Duration {
+	return max(t.rec.LeaseEnd, t.rec.RunEnd).Add(t.skew).Sub(t.now)
+}
+
+func (t *turn) inProgress(retry time.Duration) (*Record, Answer) {
+	return nil, Answer{Verdict: VerdictInProgress, RetryAfter: max(retry, time.Millisecond)}
+}
+
+func (t *turn) retention(terms Terms) time.Duration { return cmp.Or(terms.Retention, DefaultRetention) }
+
+// startRun makes the current grant the last running one.
+func (r *Record) startRun() { r.RunFence, r.RunAttempt, r.RunEnd = r.Fence, r.Attempt, r.LeaseEnd }
+
+// endAttempt remembers an attempt id that is never to be granted again.
+func (r *Record) endAttempt(a AttemptID) {
+	if !r.hasEnded(a) {
+		r.Ended = pushLast(r.Ended, a, maxEnded)
+	}
+}
+
+// unsettle clears what a settled record carried.
+func (r *Record) unsettle() {
+	r.Outcome, r.ReleasedAs, r.Note = nil, 0, ""
+	r.HoldEnd, r.CompletedAt, r.ExpiresAt, r.DropAt = 0, 0, 0, 0
+	r.ResolvedFrom = 0
+}
+
+// release ends the grant in state s.
+func (r *Record) release(s State, as Effect, note string) {
+	r.unsettle()
+	r.State, r.ReleasedAs, r.Note = s, as, note
+	r.endAttempt(r.Attempt)
+}
+
+// settle completes the record. What guards a later grant is dropped with it:
+// every Reserve is answered from the outcome from here on.
+func (r *Record) settle(now Instant, o *Outcome, retention, tombstone time.Duration) {
+	r.unsettle()
+	r.State, r.Outcome = StateCompleted, o
+	r.Bound, r.Open, r.Superseded, r.Ended = false, false, nil, nil
+	r.CompletedAt = now
+	r.ExpiresAt = now.Add(retention)
+	r.DropAt = r.ExpiresAt.Add(tombstone)
+}
