@@ -31,11 +31,13 @@ type Store struct {
 
 	statements [kinds]statement
 	gathered   [kinds][]*gather.Gatherer[item, storage.Answer]
+	watch      watcher
 
-	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup // calls that have begun
-	work   sync.WaitGroup // what goes on behind them
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{}  // closed by Close
+	calls   sync.WaitGroup // calls that have begun
+	work    sync.WaitGroup // what goes on behind them
 
 	wrapTx func(func(pgx.Tx) error) func(pgx.Tx) error // of tests: what a transaction runs
 }
@@ -66,7 +68,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	}
 	db.rowTTL = schema.RowTTL
 	db.configure(cfg, opts)
-	s := &Store{db: db, observer: opts.Observer, timeout: opts.CallTimeout}
+	s := &Store{db: db, observer: opts.Observer, timeout: opts.CallTimeout, closing: make(chan struct{})}
+	s.watch.read, s.watch.work = s.versions, &s.work
 	if s.codec, err = newCodec(); err != nil {
 		return nil, err
 	}
@@ -102,8 +105,11 @@ const checkSQL = `/* dedupd check */ SELECT id FROM dedup_records LIMIT 1`
 // Close waits for calls that have begun and closes the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
-	closed := s.closed
-	s.closed = true
+	first := !s.closed
+	if first {
+		s.closed = true
+		close(s.closing)
+	}
 	s.mu.Unlock()
 	s.calls.Wait()
 	for _, lanes := range s.gathered {
@@ -112,7 +118,7 @@ func (s *Store) Close() error {
 		}
 	}
 	s.work.Wait()
-	if !closed {
+	if first {
 		s.pool.Close()
 		s.codec.dec.Close()
 	}
