@@ -2,6 +2,7 @@ package cockroach
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -29,12 +30,9 @@ func outcomes() map[string]*storage.Outcome {
 }
 
 func incompressible(n int) []byte {
-	b := make([]byte, 0, n)
-	for i := 0; len(b) < n; i++ {
-		id := storage.Identity{Key: strings.Repeat("x", i)}.RecordID()
-		b = append(b, id[:]...)
-	}
-	return b[:n]
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
 }
 
 func TestAnOutcomeComesBackAsItWas(t *testing.T) {

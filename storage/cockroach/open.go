@@ -229,7 +229,9 @@ func (db database) configure(cfg *pgxpool.Config, opts Options) {
 		return
 	}
 	params := cfg.ConnConfig.RuntimeParams
-	params["application_name"] = "dedupd"
+	if params["application_name"] == "" {
+		params["application_name"] = "dedupd"
+	}
 	timeout := strconv.FormatInt(opts.CallTimeout.Milliseconds(), 10)
 	params["statement_timeout"] = timeout
 	params["idle_in_transaction_session_timeout"] = timeout // a replica that vanishes holds no row for long
