@@ -34,6 +34,10 @@ type Options[In any] struct {
 	// MaxCalls is how many calls a batch may hold. The default is 256; 1 sends
 	// each call alone.
 	MaxCalls int
+	// Alone lets calls go at once, alone and beside the slots, while no more than
+	// this many have lately been on their way together: where the other end works
+	// on many at once, few gain nothing by waiting for each other. The default is 0.
+	Alone int
 	// MaxBytes is the sum of Size that a batch may reach; a larger call travels
 	// alone. Without Size there is no such limit.
 	MaxBytes int
@@ -50,6 +54,25 @@ type Gatherer[In, Out any] struct {
 	mu    sync.Mutex
 	queue []*Call[In, Out]
 	taken int
+	load  load
+}
+
+// load is the highest number of calls at once, over the last one to two windows.
+type load struct {
+	now       int // calls queued or in a flush
+	peak, old int // of this window and the one before
+	calls     int // in this window
+}
+
+// window is how many calls a peak is remembered for, at least.
+const window = 128
+
+func (l *load) enter() {
+	l.now++
+	if l.calls++; l.calls == window {
+		l.old, l.peak, l.calls = l.peak, 0, 0
+	}
+	l.peak = max(l.peak, l.now)
 }
 
 // New returns a Gatherer that sends batches by flush. Flush must answer every
@@ -89,6 +112,14 @@ func (g *Gatherer[In, Out]) Wait() { g.slots.Wait() }
 func (g *Gatherer[In, Out]) push(c *Call[In, Out]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.load.enter()
+	if max(g.load.peak, g.load.old) <= g.opts.Alone {
+		g.slots.Go(func() {
+			g.flush([]*Call[In, Out]{c})
+			g.flushed(1)
+		})
+		return
+	}
 	g.queue = append(g.queue, c)
 	if g.taken < g.opts.Slots {
 		g.taken++
@@ -103,11 +134,19 @@ func (g *Gatherer[In, Out]) run() {
 		if batch == nil {
 			return
 		}
+		n := len(batch) // flush may use the slice as it likes
 		g.flush(batch)
+		g.flushed(n)
 		// Let the callers that were just answered ask again before the next batch
 		// is cut: else it is theirs that goes half empty.
 		runtime.Gosched()
 	}
+}
+
+func (g *Gatherer[In, Out]) flushed(calls int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.load.now -= calls
 }
 
 // next cuts a batch off the queue; nil gives the slot back.

@@ -82,6 +82,35 @@ func TestSlotsBoundTheBatchesOnTheirWay(t *testing.T) {
 	})
 }
 
+func TestFewCallsGoAloneUntilManyHaveBeenOnTheirWayAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &flushes{let: make(chan struct{})}
+		g := gather.New(f.flush, gather.Options[int]{Alone: 3})
+		ask(t, g, 1, 2, 3, 4, 5, 6)
+		require.Equal(t, [][]int{{1}, {2}, {3}, {4}}, f.batches, "the fourth takes the slot")
+		close(f.let)
+		g.Wait()
+		require.Equal(t, []int{5, 6}, f.batches[4])
+
+		f.let = make(chan struct{})
+		ask(t, g, 7, 8, 9)
+		require.Len(t, f.batches, 6, "a load is remembered: the next that are few wait for each other")
+		close(f.let)
+		g.Wait()
+
+		for i := range 300 { // one at a time
+			ask(t, g, i)
+		}
+		g.Wait()
+		f.let, f.batches = make(chan struct{}), nil
+		ask(t, g, 1, 2, 3)
+		require.Len(t, f.batches, 3, "and forgotten")
+		close(f.let)
+		g.Wait()
+	})
+}
+
 func TestABatchIsCutByBytesAndALargeCallTravelsAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -50,7 +50,8 @@ type call = gather.Call[item, storage.Answer]
 
 // Bounds of a batch.
 const (
-	lanes         = 2 // statements of a kind in flight; more contend for the same log
+	lanes         = 2  // statements of a kind in flight; more contend for the same log
+	alonePerLane  = 14 // calls that PostgreSQL serves faster side by side
 	maxBatchCalls = 256
 	maxBatchBytes = 4 << 20
 	rowBytes      = 1 << 10 // of a row without its outcome, at most about
@@ -60,6 +61,9 @@ func (s *Store) startGathering(opts Options) {
 	bounds := gather.Options[item]{
 		Slots: 1, MaxCalls: maxBatchCalls,
 		MaxBytes: maxBatchBytes, Size: func(it item) int { return rowBytes + len(it.outcome) },
+	}
+	if !s.db.cockroach {
+		bounds.Alone = alonePerLane
 	}
 	if opts.NoGather {
 		bounds = gather.Options[item]{Slots: opts.MaxConns, MaxCalls: 1}
