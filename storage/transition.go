@@ -25,6 +25,9 @@ func Apply(rec *Record, req Request, now Instant, skew time.Duration) (*Record, 
 			next.Version = max(rec.Version+1, next.Version)
 		}
 		ans.Record = next
+		if next.State == StateAbsent {
+			ans.Record = nil // a mark is no record
+		}
 	}
 	ans.State = ans.Record.StateAt(now, skew)
 	return next, ans
