@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -27,11 +26,11 @@ func first(rows ...row) Verdict {
 // moment is a situation at a time, and whose call is judged.
 type moment struct {
 	*situation
-	State
-	at time.Duration
+	now State
+	at  time.Duration
 }
 
-func (m moment) is(states ...State) bool { return slices.Contains(states, m.State) }
+func (m moment) is(states ...State) bool { return slices.Contains(states, m.now) }
 
 // spent tells whether n may never be granted.
 func (m moment) spent(n byte) bool {
@@ -124,7 +123,7 @@ func TestEveryCallInEverySituation(t *testing.T) {
 			for _, limit := range append(s.limits(), 0) {
 				for _, at := range []time.Duration{limit - tick, limit, limit + tick} {
 					if at >= 0 {
-						j := judge{TB: t, moment: moment{&s, s.state(at), at}, rec: rec, now: start.Add(at), fences: fences}
+						j := judge{TB: t, moment: moment{&s, s.state(at), at}, rec: rec, clock: start.Add(at), fences: fences}
 						j.everyCall()
 					}
 				}
@@ -138,27 +137,27 @@ type judge struct {
 	testing.TB
 	moment
 	rec    *Record
-	now    Instant
+	clock  Instant
 	fences map[byte]Fence
 }
 
 func (j judge) expect(want Verdict, q Request) (*Record, Answer) {
 	j.Helper()
-	next, ans := Apply(j.rec, q, j.now, skew)
-	require.Equal(j, want.String(), ans.Verdict.String(), "%s after %v: %+v", j.State, j.at, q)
+	next, ans := Apply(j.rec, q, j.clock, skew)
+	require.Equal(j, want.String(), ans.Verdict.String(), "%s after %v: %+v", j.now, j.at, q)
 	checkStep(j, j.rec, next, ans)
-	require.Equal(j, j.now, ans.Now)
+	require.Equal(j, j.clock, ans.Now)
 	return next, ans
 }
 
 func (j judge) everyCall() {
-	require.Equal(j, j.State.String(), j.rec.StateAt(j.now, skew).String(), "after %v", j.at)
+	require.Equal(j, j.now.String(), j.rec.StateAt(j.clock, skew).String(), "after %v", j.at)
 	for _, n := range []byte{1, 2, 3, 7, 9} {
 		j.reserves(n)
 		for _, fence := range []Fence{j.fences[n], j.fences[n] + 1, 1} {
 			own := fence != 0 && fence == j.fences[n]
-			j.expect(j.moment.onLease(n, own), extend(n, max(fence, 1)))
-			j.expect(j.moment.onLease(n, own), beginRun(n, max(fence, 1)))
+			j.expect(j.onLease(n, own), extend(n, max(fence, 1)))
+			j.expect(j.onLease(n, own), beginRun(n, max(fence, 1)))
 			for _, o := range []*Outcome{success("done"), success("other"), failure("done")} {
 				j.completes(n, max(fence, 1), own, o)
 			}
@@ -183,9 +182,9 @@ func (j judge) everyCall() {
 	}
 	for _, q := range []Resolve{resolveReleased(0), resolveCompleted(0, success("op"))} {
 		q.Version = version
-		j.expect(j.moment.resolve(true), q)
+		j.expect(j.resolve(true), q)
 		q.Version++
-		j.expect(j.moment.resolve(false), q)
+		j.expect(j.resolve(false), q)
 	}
 }
 
@@ -196,13 +195,13 @@ func (j judge) reserves(n byte) {
 		} {
 			q := reserve(n, as(fp), policy)
 			next, ans := j.expect(j.moment.reserve(n, q), q)
-			switch ans.Verdict {
-			case VerdictGranted:
+			switch v := ans.Verdict; {
+			case v == VerdictGranted:
 				j.grant(next, ans, q)
-			case VerdictCompleted:
+			case v == VerdictCompleted:
 				require.Equal(j, j.outcome, ans.Outcome)
 				require.Equal(j, j.is(StateReleased), ans.Kept)
-			case VerdictInProgress:
+			case v == VerdictInProgress:
 				left := j.spans[0].until - j.at // of the lease
 				if j.is(StateUnknown) {
 					left = j.landed - j.at
@@ -210,7 +209,7 @@ func (j judge) reserves(n byte) {
 					left = min(left, time.Second)
 				}
 				require.Equal(j, max(left, time.Millisecond), ans.RetryAfter)
-			case VerdictOutcomeUnknown:
+			case v == VerdictOutcomeUnknown:
 				lapse := max(j.landed, 0)
 				require.Equal(j, max(0, min(lapse+30*time.Second-j.at, time.Second)), ans.RetryAfter)
 			default:
@@ -233,7 +232,7 @@ func (j judge) grant(next *Record, ans Answer, q Reserve) {
 	}
 	require.Equal(j, mode, next.Mode)
 	require.Equal(j, q.Attempt, next.Attempt)
-	require.Equal(j, j.now.Add(lease), next.LeaseEnd)
+	require.Equal(j, j.clock.Add(lease), next.LeaseEnd)
 	require.Equal(j, fromUnknown && (mode == ModeRun || j.open), next.Open, "open")
 	require.Equal(j, !j.is(StateAbsent) && j.bound, next.Bound, "bound")
 	require.True(j, next.Fingerprint.Same(q.Fingerprint))
@@ -255,8 +254,8 @@ func (j judge) completes(n byte, fence Fence, own bool, o *Outcome) {
 	require.Equal(j, StateCompleted, ans.State)
 	require.Equal(j, o, next.Outcome)
 	require.Equal(j, j.is(StateReleased), ans.Late)
-	require.Equal(j, j.now.Add(retention), next.ExpiresAt)
-	require.Equal(j, j.now.Add(retention+tombstone), next.DropAt)
+	require.Equal(j, j.clock.Add(retention), next.ExpiresAt)
+	require.Equal(j, j.clock.Add(retention+tombstone), next.DropAt)
 }
 
 func (j judge) releases(n byte, fence Fence, own bool, e Effect) {
@@ -268,7 +267,7 @@ func (j judge) releases(n byte, fence Fence, own bool, e Effect) {
 	if e == EffectUnknown || j.open {
 		want = StateUnknown
 	}
-	require.Equal(j, want.String(), ans.State.String(), fmt.Sprintf("%+v", e))
+	require.Equal(j, want.String(), ans.State.String(), "%+v", e)
 	require.Equal(j, j.bound || e == EffectRepeatable, next.Bound)
 	if want == StateUnknown && !j.reconciles {
 		require.Equal(j, j.rec.LeaseEnd, next.LeaseEnd, "Release(UNKNOWN) does not shorten the lease")
