@@ -61,11 +61,11 @@ func (s *Server) streamChain() []grpc.StreamServerInterceptor {
 }
 
 // inOrder runs the first outermost.
-func inOrder(chain ...grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
-	if len(chain) == 1 {
-		return chain[0]
+func inOrder(first grpc.UnaryServerInterceptor, more ...grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	if len(more) == 0 {
+		return first
 	}
-	first, rest := chain[0], inOrder(chain[1:]...)
+	rest := inOrder(more[0], more[1:]...)
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return first(ctx, req, info, func(ctx context.Context, req any) (any, error) {
 			return rest(ctx, req, info, handler)

@@ -70,7 +70,7 @@ func (h *healthLoop) check(ctx context.Context) {
 		h.set(ctx, bounded.Err())
 	}
 	select {
-	case <-done:
+	case _ = <-done: // too late to count
 	case <-ctx.Done():
 	}
 }
