@@ -32,6 +32,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"an unknown outcome that may still settle": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				b.store.advance(lapsed)
 				return b.reserve(t, 2)
@@ -40,6 +41,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"an unknown outcome that will not": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, false, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				b.store.advance(time.Hour)
 				return b.reserve(t, 2)
@@ -48,6 +50,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a key used for another request": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_KEY_REUSED, false, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				req := reserveReq(2)
 				req.Fingerprints = prints("another")
@@ -58,6 +61,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a key past its retention": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_KEY_EXPIRED, false, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				g := b.grant(t, 1)
 				_, err := b.dedup.Complete(t.Context(), completeReq(1, g.GetFence(), ""))
 				require.NoError(t, err)
@@ -68,6 +72,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a holder that lost its grant": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_STALE_HOLDER, false, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				g := b.grant(t, 1)
 				b.store.advance(lapsed)
 				_, err := b.dedup.Extend(t.Context(), &dedupv1.ExtendRequest{Identity: identity(), AttemptId: attempt(1), Fence: g.GetFence()})
@@ -77,6 +82,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a holder that has not found out": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_NOT_RECONCILED, false, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				b.store.advance(lapsed)
 				req := reserveReq(2)
@@ -90,6 +96,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"an operator before the lease's end": {
 			codes.Aborted, dedupv1.Reason_REASON_IN_PROGRESS, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				_, err := b.admin.Resolve(t.Context(), resolveReq(b.look(t).GetVersion()))
 				return err
@@ -98,6 +105,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"an operator who looked at another version": {
 			codes.FailedPrecondition, dedupv1.Reason_REASON_RECORD_CHANGED, false, "unknown",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.grant(t, 1)
 				b.store.advance(lapsed)
 				_, err := b.admin.Resolve(t.Context(), resolveReq(make([]byte, 8)))
@@ -107,6 +115,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a store out of reach": {
 			codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.store.fail(errDown)
 				return b.reserve(t, 1)
 			},
@@ -114,6 +123,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a store that is closed": {
 			codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				require.NoError(t, b.store.Close())
 				return b.reserve(t, 1)
 			},
@@ -121,6 +131,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"a store that fails in a way nobody foresaw": {
 			codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.store.fail(status.Error(codes.Unknown, "raw"))
 				return b.reserve(t, 1)
 			},
@@ -128,6 +139,7 @@ func TestC04EveryRefusalSaysWhyAndWhetherToWait(t *testing.T) {
 		"new work while draining": {
 			codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE, true, "",
 			func(t *testing.T, b *bundle) error {
+				t.Helper()
 				b.gate.drain()
 				return b.reserve(t, 1)
 			},

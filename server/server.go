@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"buf.build/go/protovalidate"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -71,6 +72,8 @@ type Config struct {
 	SweepEvery time.Duration
 	// Version is told as the metric dedupd_build_info.
 	Version string
+
+	validator protovalidate.Validator // of the proto's limits; nil makes one
 }
 
 func (c Config) withDefaults() Config {

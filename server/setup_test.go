@@ -24,6 +24,9 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
 
+// validator is shared: compiling the limits for every test takes most of the time.
+var validator = sync.OnceValues(newValidator)
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bundle is a server over a fake store, and clients of it.
@@ -45,6 +48,9 @@ func setup(t *testing.T, change ...func(*Config)) *bundle {
 		Logger:   slog.New(slog.NewTextHandler(b.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Version:  "test",
 	}
+	var err error
+	cfg.validator, err = validator()
+	require.NoError(t, err)
 	for _, c := range change {
 		c(&cfg)
 	}

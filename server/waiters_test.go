@@ -33,7 +33,6 @@ type bubble struct {
 // inBubble runs f in virtual time, and checks that nothing is left of the lines.
 func inBubble(t *testing.T, f func(b *bubble)) {
 	t.Helper()
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{bundle: setup(t), t: t, start: time.Now(), replies: make(chan reply, 100)}
 		f(b)
@@ -53,6 +52,11 @@ func (b *bubble) hold(ctx context.Context, req *dedupv1.ReserveRequest) {
 	synctest.Wait()
 }
 
+// pass lets virtual time go by.
+func (b *bubble) pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // inside a bubble
+}
+
 // answered is how many replies there are by now.
 func (b *bubble) answered() int {
 	synctest.Wait()
@@ -66,6 +70,7 @@ func takesOver(req *dedupv1.ReserveRequest) *dedupv1.ReserveRequest {
 }
 
 func TestACompletionWakesAllWaitersAtOnce(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		g := b.grant(b.t, 1)
 		const n = 20
@@ -73,7 +78,7 @@ func TestACompletionWakesAllWaitersAtOnce(t *testing.T) {
 			b.hold(b.t.Context(), waiting(10+i, 20*time.Second))
 		}
 		require.InDelta(b.t, n, b.metric(b.t, "dedupd_waiters"), 0)
-		time.Sleep(7 * time.Second)
+		b.pass(7 * time.Second)
 		require.Zero(b.t, b.answered())
 		asked := b.store.calls("Reserve")
 		require.Equal(b.t, 1+2*n, asked, "nobody polls")
@@ -91,13 +96,14 @@ func TestACompletionWakesAllWaitersAtOnce(t *testing.T) {
 }
 
 func TestAReleaseWakesTheFirstInLineOnly(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		fence := b.grant(b.t, 1).GetFence()
 		for n := byte(2); n < 6; n++ {
 			b.hold(b.t.Context(), waiting(n, 30*time.Second))
 		}
 		for n := byte(1); n < 5; n++ {
-			time.Sleep(time.Second)
+			b.pass(time.Second)
 			_, err := b.dedup.Release(b.t.Context(), releaseReq(n, fence, dedupv1.Effect_EFFECT_NONE))
 			require.NoError(b.t, err)
 			require.Equal(b.t, 1, b.answered())
@@ -110,6 +116,7 @@ func TestAReleaseWakesTheFirstInLineOnly(t *testing.T) {
 }
 
 func TestEveryCallerInLineGetsItsTurn(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		const n = 60
 		done := make(chan byte, n)
@@ -136,8 +143,10 @@ func TestEveryCallerInLineGetsItsTurn(t *testing.T) {
 }
 
 func TestACallerThatLeftIsNeverGranted(t *testing.T) {
+	t.Parallel()
 	for name, together := range map[string]bool{"long before the release": false, "at the same time": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			inBubble(t, func(b *bubble) {
 				g := b.grant(b.t, 1)
 				ctx, leave := context.WithCancel(b.t.Context())
@@ -166,6 +175,7 @@ func TestACallerThatLeftIsNeverGranted(t *testing.T) {
 }
 
 func TestTheNextInLineIsWokenWhenTheFirstCannotTakeIt(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(b *bubble){
 		"its attempt is spent": func(b *bubble) {
 			_, err := b.dedup.Release(b.t.Context(), releaseReq(2, 0, dedupv1.Effect_EFFECT_NONE))
@@ -185,6 +195,7 @@ func TestTheNextInLineIsWokenWhenTheFirstCannotTakeIt(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			inBubble(t, func(b *bubble) {
 				g := b.grant(b.t, 1)
 				b.hold(b.t.Context(), waiting(2, 30*time.Second))
@@ -206,6 +217,7 @@ func TestTheNextInLineIsWokenWhenTheFirstCannotTakeIt(t *testing.T) {
 }
 
 func TestTheEndOfTheLeaseWakesTheFirstInLine(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		req := reserveReq(1)
 		req.Lease = durationpb.New(5 * time.Second)
@@ -226,6 +238,7 @@ func TestTheEndOfTheLeaseWakesTheFirstInLine(t *testing.T) {
 }
 
 func TestWaitersOutlastALeaseThatIsExtended(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		req := reserveReq(1)
 		req.Lease = durationpb.New(2 * time.Second)
@@ -235,7 +248,7 @@ func TestWaitersOutlastALeaseThatIsExtended(t *testing.T) {
 		b.hold(b.t.Context(), takesOver(waiting(2, 30*time.Second)))
 		b.hold(b.t.Context(), waiting(3, 8500*time.Millisecond))
 		for range 10 {
-			time.Sleep(time.Second)
+			b.pass(time.Second)
 			_, err = b.dedup.Extend(b.t.Context(), &dedupv1.ExtendRequest{
 				Identity: identity(), AttemptId: attempt(1), Fence: fence, Lease: durationpb.New(2 * time.Second),
 			})
@@ -256,9 +269,10 @@ func TestWaitersOutlastALeaseThatIsExtended(t *testing.T) {
 }
 
 func TestALapseIsToldToEveryoneWhoMayNotTakeOver(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		b.grant(b.t, 1)
-		time.Sleep(15 * time.Second)
+		b.pass(15 * time.Second)
 		for n := byte(2); n < 5; n++ {
 			b.hold(b.t.Context(), waiting(n, 30*time.Second))
 		}
@@ -272,6 +286,7 @@ func TestALapseIsToldToEveryoneWhoMayNotTakeOver(t *testing.T) {
 }
 
 func TestAHeldCallIsAnsweredBeforeItsDeadline(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		b.grant(b.t, 1)
 		for n, deadline := range []time.Duration{500 * time.Millisecond, 5 * time.Second} {
@@ -293,6 +308,7 @@ func TestAHeldCallIsAnsweredBeforeItsDeadline(t *testing.T) {
 }
 
 func TestALookupWaitsWhileTheRecordIsReserved(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		look := func(wait time.Duration) chan *dedupv1.LookupResponse {
 			got := make(chan *dedupv1.LookupResponse, 1)
@@ -326,9 +342,10 @@ func TestALookupWaitsWhileTheRecordIsReserved(t *testing.T) {
 }
 
 func TestALapseEndsALookup(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		b.grant(b.t, 1)
-		time.Sleep(10 * time.Second)
+		b.pass(10 * time.Second)
 		res, err := b.dedup.Lookup(b.t.Context(), lookupReq(25*time.Second))
 		require.NoError(b.t, err)
 		require.Equal(b.t, dedupv1.State_STATE_UNKNOWN, res.GetRecord().GetState())
@@ -337,6 +354,7 @@ func TestALapseEndsALookup(t *testing.T) {
 }
 
 func TestAVerdictOfAnOperatorWakesWaiters(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		g := b.grant(b.t, 1)
 		_, err := b.dedup.Release(b.t.Context(), releaseReq(1, g.GetFence(), dedupv1.Effect_EFFECT_UNKNOWN))
@@ -352,6 +370,7 @@ func TestAVerdictOfAnOperatorWakesWaiters(t *testing.T) {
 }
 
 func TestAnAmbiguousCompletionWakesWaitersToo(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		g := b.grant(b.t, 1)
 		b.hold(b.t.Context(), waiting(2, 30*time.Second))
@@ -372,10 +391,11 @@ func TestAnAmbiguousCompletionWakesWaitersToo(t *testing.T) {
 }
 
 func TestADrainAnswersWhoIsHeldAndHoldsNobody(t *testing.T) {
+	t.Parallel()
 	inBubble(t, func(b *bubble) {
 		g := b.grant(b.t, 1)
 		b.hold(b.t.Context(), waiting(2, 30*time.Second))
-		time.Sleep(time.Second)
+		b.pass(time.Second)
 		b.waiters.drain()
 		r := <-b.replies
 		require.NoError(b.t, r.err)
