@@ -134,8 +134,9 @@ func TestHealthFollowsTheStore(t *testing.T) {
 
 		b.store.fail(errDown, "Check", "Reserve")
 		requireRefused(t, b.reserve(t, 1), codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE)
+		time.Sleep(healthPause) //nolint:forbidigo // inside a bubble
 		synctest.Wait()
-		requireHealth(health, down) // at once: a call has failed
+		requireHealth(health, down) // before its turn: a call has failed
 		requireGet(t, r, "/readyz", http.StatusServiceUnavailable, "the store cannot be reached\n")
 		requireGet(t, r, "/healthz", http.StatusOK, "alive\n")
 		time.Sleep(5 * time.Second) //nolint:forbidigo // inside a bubble
