@@ -257,8 +257,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which byte, seed uint64, wire []byte) {
 		kind := kinds[int(which)%len(kinds)]
 		m := kind.New().Interface()
-		decode := proto.UnmarshalOptions{Resolver: types}
-		if decode.Unmarshal(wire, m) != nil {
+		if !decodes(types, wire, m) {
 			return
 		}
 		want, err := Fingerprint("op", m)
@@ -268,13 +267,25 @@ func FuzzFingerprint(f *testing.F) {
 		shuffled := shuffleFields(rand.New(rand.NewPCG(seed, 0)), again)
 		for _, encoding := range [][]byte{again, shuffled} {
 			n := kind.New().Interface()
-			require.NoError(t, decode.Unmarshal(encoding, n))
+			require.True(t, decodes(types, encoding, n))
 			got, err := Fingerprint("op", n)
 			require.NoError(t, err)
 			require.Equal(t, want.GetDigest(), got.GetDigest())
 			require.Equal(t, want.GetUnknownFields(), got.GetUnknownFields())
 		}
 	})
+}
+
+// decodes reports whether wire is a message. The decoder for dynamic messages
+// panics on a map entry with two keys of which the last has a wrong wire type
+// (protobuf-go 1.36.12); that is no business of the fingerprint's.
+func decodes(types *dynamicpb.Types, wire []byte, into proto.Message) (ok bool) {
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	return proto.UnmarshalOptions{Resolver: types}.Unmarshal(wire, into) == nil
 }
 
 // shuffleFields puts the top-level fields of a message into another order and
