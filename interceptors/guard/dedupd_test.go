@@ -274,11 +274,16 @@ func requireOwn(t *testing.T, res guard.Result, err error) {
 	require.Nil(t, res.Stored, "the run's own answer stands")
 }
 
-func requireRefused(t *testing.T, err error, reason dedupv1.Reason, unknown bool) *guard.RefusalError {
+func requireRefused(t *testing.T, err error, reason dedupv1.Reason, unknown bool) (retryAfter time.Duration) {
 	t.Helper()
 	var r *guard.RefusalError
 	require.ErrorAs(t, err, &r)
 	require.Equal(t, reason.String(), r.Reason.String())
 	require.Equal(t, unknown, errors.Is(err, guard.ErrOutcomeUnknown))
-	return r
+	return r.RetryAfter
+}
+
+// pass lets time go by; every test runs in a synctest bubble.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // only called in bubbles
 }

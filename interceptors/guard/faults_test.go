@@ -16,7 +16,8 @@ import (
 
 func TestALostReserveReplyIsAskedForAgain(t *testing.T) { // B01
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Reserve", firstly(2, fault{lost: true}))
 		var e effect
 		res, err := w.engine.Do(t.Context(), call(), func(ctx context.Context, a guard.Attempt) guard.Ending {
@@ -31,7 +32,8 @@ func TestALostReserveReplyIsAskedForAgain(t *testing.T) { // B01
 
 func TestAGrantThatWasNeverReadBlocksNobody(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Reserve", firstly(3, fault{lost: true}))
 		w.on("Release", firstly(2, fault{err: errCut}))
 		var e effect
@@ -50,7 +52,8 @@ func TestAGrantThatWasNeverReadBlocksNobody(t *testing.T) {
 
 func TestACallerThatLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		var e effect
 		w.on("Reserve", firstly(1, fault{after: time.Hour}))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +68,8 @@ func TestACallerThatLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
 
 func TestALostCompleteReplyIsRepeated(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Complete", firstly(2, fault{lost: true}))
 		var e effect
 		res, err := w.engine.Do(t.Context(), call(), e.run)
@@ -79,7 +83,8 @@ func TestALostCompleteReplyIsRepeated(t *testing.T) {
 
 func TestALostReleaseReplyIsRepeated(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Release", firstly(1, fault{lost: true}))
 		_, err := w.engine.Do(t.Context(), call(), func(context.Context, guard.Attempt) guard.Ending {
 			return guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE}
@@ -92,7 +97,8 @@ func TestALostReleaseReplyIsRepeated(t *testing.T) {
 
 func TestAnOutcomeThatCannotBeDeliveredIsNeverRunAgain(t *testing.T) { // A02, H02
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		undelivered := 0
 		way, engine := w.join(t, guard.Observer{Undelivered: func(string) { undelivered++ }})
 		way.on("Complete", always(fault{err: errCut}))
@@ -103,14 +109,14 @@ func TestAnOutcomeThatCannotBeDeliveredIsNeverRunAgain(t *testing.T) { // A02, H
 
 		_, err = w.engine.Do(t.Context(), call(), e.run)
 		requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)
-		time.Sleep(30 * time.Second)
+		pass(30 * time.Second)
 		_, err = w.engine.Do(t.Context(), call(), e.run)
-		refusal := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
-		require.Positive(t, refusal.RetryAfter, "it may settle by itself: somebody goes on trying")
-		time.Sleep(time.Hour)
+		retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+		require.Positive(t, retryAfter, "it may settle by itself: somebody goes on trying")
+		pass(time.Hour)
 		_, err = w.engine.Do(t.Context(), call(), e.run)
-		refusal = requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
-		require.Zero(t, refusal.RetryAfter)
+		retryAfter = requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+		require.Zero(t, retryAfter)
 		require.Equal(t, 1, e.count())
 		require.Equal(t, 1, undelivered)
 	})
@@ -118,12 +124,13 @@ func TestAnOutcomeThatCannotBeDeliveredIsNeverRunAgain(t *testing.T) { // A02, H
 
 func TestAnOutcomeIsDeliveredOnceDedupdIsBack(t *testing.T) { // A02
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Complete", firstly(12, fault{err: errCut}))
 		var e effect
 		res, err := w.engine.Do(t.Context(), call(), e.run)
 		requireOwn(t, res, err)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		res, err = w.engine.Do(t.Context(), call(), e.run)
 		requireStored(t, res, err, "done")
 		require.Equal(t, 1, e.count())
@@ -142,7 +149,8 @@ func TestAnUndeliveredAnswerIsWithheldWhereALaterRunMayAnswerOtherwise(t *testin
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.on("Complete", always(fault{err: errCut}))
 				var e effect
 				_, err := w.engine.Do(t.Context(), c, e.run)
@@ -155,7 +163,8 @@ func TestAnUndeliveredAnswerIsWithheldWhereALaterRunMayAnswerOtherwise(t *testin
 
 func TestAPausedHolderGivesTheAnswerOfTheOneThatTookOver(t *testing.T) { // A11, A08
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		superseded := 0
 		way, paused := w.join(t, guard.Observer{Superseded: func(string) { superseded++ }})
 		way.on("Extend", always(fault{err: errCut}))
@@ -166,15 +175,15 @@ func TestAPausedHolderGivesTheAnswerOfTheOneThatTookOver(t *testing.T) { // A11,
 		var lateErr error
 		go func() {
 			late, lateErr = paused.Do(t.Context(), c, func(context.Context, guard.Attempt) guard.Ending {
-				time.Sleep(time.Minute) // it stands still, past its lease, and does not look at its context
+				pass(time.Minute) // it stands still, past its lease, and does not look at its context
 				e.add()
 				return guard.Ending{Outcome: answerOf("late")}
 			})
 		}()
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		res, err := w.engine.Do(t.Context(), c, e.run)
 		requireOwn(t, res, err)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		requireStored(t, late, lateErr, "done")
 		require.Equal(t, 1, superseded)
 		require.Equal(t, 2, e.count(), "both ran, as the policy allows; there is one answer")
@@ -183,7 +192,8 @@ func TestAPausedHolderGivesTheAnswerOfTheOneThatTookOver(t *testing.T) { // A11,
 
 func TestAPausedHolderWithoutAnAnswerToGiveSaysUnknown(t *testing.T) { // A11
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		way, paused := w.join(t, guard.Observer{})
 		way.on("Extend", always(fault{err: errCut}))
 		c := call()
@@ -192,25 +202,26 @@ func TestAPausedHolderWithoutAnAnswerToGiveSaysUnknown(t *testing.T) { // A11
 		var lateErr error
 		go func() {
 			_, lateErr = paused.Do(t.Context(), c, func(context.Context, guard.Attempt) guard.Ending {
-				time.Sleep(40 * time.Second)
+				pass(40 * time.Second)
 				return guard.Ending{Outcome: answerOf("late")}
 			})
 		}()
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		res, err := w.engine.Do(t.Context(), c, e.lasting(time.Minute))
 		requireOwn(t, res, err)
-		refusal := requireRefused(t, lateErr, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
-		require.Positive(t, refusal.RetryAfter)
+		retryAfter := requireRefused(t, lateErr, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+		require.Positive(t, retryAfter)
 	})
 }
 
 func TestAnErrorOfARunThatFollowedAnUnknownOneSettlesNothing(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		c := call()
 		c.RerunSafe = true
 		w.crash(t, c)
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		_, err := w.engine.Do(t.Context(), c, func(context.Context, guard.Attempt) guard.Ending {
 			return guard.Ending{Outcome: &dedupv1.Outcome{Status: []byte{8, 9}}} // FAILED_PRECONDITION
 		})
@@ -221,15 +232,16 @@ func TestAnErrorOfARunThatFollowedAnUnknownOneSettlesNothing(t *testing.T) {
 
 func TestNothingRunsWithoutDedupd(t *testing.T) { // H01, E09
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Reserve", always(fault{err: errCut}))
 		var e effect
 		for attempt := 1; attempt <= 5; attempt++ {
 			c := call()
 			c.Attempt = attempt
 			_, err := w.engine.Do(t.Context(), c, e.run)
-			refusal := requireRefused(t, err, dedupv1.Reason_REASON_STORE_UNAVAILABLE, false)
-			require.Positive(t, refusal.RetryAfter)
+			retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_STORE_UNAVAILABLE, false)
+			require.Positive(t, retryAfter)
 		}
 		require.Zero(t, e.count())
 		require.Equal(t, 3+2+1+1+1, w.count("Reserve"), "the layers' retries add up, they do not multiply")
@@ -242,7 +254,8 @@ func TestNothingRunsWithoutDedupd(t *testing.T) { // H01, E09
 
 func TestAHangingDedupdIsGivenUpInTime(t *testing.T) { // H01
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Reserve", always(fault{after: time.Hour}))
 		c := call()
 		c.RefuseAtOnce = true
@@ -257,7 +270,8 @@ func TestAHangingDedupdIsGivenUpInTime(t *testing.T) { // H01
 
 func TestAnAnswerThatIsNotDedupdsRunsNothing(t *testing.T) { // H01
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Reserve", always(fault{err: status.Error(codes.Unimplemented, "this is no dedupd")}))
 		var e effect
 		_, err := w.engine.Do(t.Context(), call(), e.run)
@@ -269,7 +283,8 @@ func TestAnAnswerThatIsNotDedupdsRunsNothing(t *testing.T) { // H01
 
 func TestAGrantThatCameTooLateIsNotRun(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		c := call()
 		c.Lease = time.Second
 		// The grant is written at once, its reply is lost, and the repeat is late.
@@ -295,11 +310,12 @@ func TestAGrantThatCameTooLateIsNotRun(t *testing.T) {
 
 func TestAGrantThatWasWaitedForIsNotTakenForAnOldOne(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		c := call()
 		c.Lease = 2 * time.Second
 		go w.engine.Do(t.Context(), c, func(ctx context.Context, a guard.Attempt) guard.Ending { //nolint:errcheck // it frees the key
-			time.Sleep(6 * time.Second)
+			pass(6 * time.Second)
 			return guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE}
 		})
 		synctest.Wait()
@@ -314,7 +330,8 @@ func TestAGrantThatWasWaitedForIsNotTakenForAnOldOne(t *testing.T) {
 
 func TestAnOutcomeThatDedupdRefusesIsNotAnOutcomeLost(t *testing.T) { // D01
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		res, err := w.engine.Do(t.Context(), call(), func(_ context.Context, a guard.Attempt) guard.Ending {
 			return guard.Ending{Outcome: answerOf(string(make([]byte, a.MaxOutcomeBytes+1)))}
 		})
@@ -330,7 +347,8 @@ func TestAnOutcomeThatDedupdRefusesIsNotAnOutcomeLost(t *testing.T) { // D01
 
 func TestClosingTheEngineGivesUpWhatIsStillToBeDelivered(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Complete", always(fault{err: errCut}))
 		var e effect
 		_, err := w.engine.Do(t.Context(), call(), e.run)

@@ -13,14 +13,10 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-func bubble(t *testing.T, f func(t *testing.T, w *world)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) { f(t, newWorld(t)) })
-}
-
 func TestARepeatGetsTheFirstAnswer(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		var e effect
 		res, err := w.engine.Do(t.Context(), call(), e.run)
 		requireOwn(t, res, err)
@@ -45,7 +41,8 @@ func TestACallerThatLeavesChangesNothing(t *testing.T) { // A01
 	for name, limit := range leave {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				var e effect
 				ctx, cancel := limit(t.Context())
 				time.AfterFunc(2*time.Second, cancel)
@@ -68,7 +65,8 @@ func TestACallerThatLeavesChangesNothing(t *testing.T) { // A01
 
 func TestARepeatWaitsForTheRun(t *testing.T) { // C05
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		var e effect
 		go w.engine.Do(t.Context(), call(), e.lasting(4*time.Second)) //nolint:errcheck // its answer is read by the repeat
 		synctest.Wait()
@@ -77,8 +75,8 @@ func TestARepeatWaitsForTheRun(t *testing.T) { // C05
 		atOnce := call()
 		atOnce.RefuseAtOnce = true
 		_, err := w.engine.Do(t.Context(), atOnce, e.run)
-		refusal := requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)
-		require.Positive(t, refusal.RetryAfter)
+		retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)
+		require.Positive(t, retryAfter)
 		require.Zero(t, time.Since(at))
 
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -96,12 +94,13 @@ func TestARepeatWaitsForTheRun(t *testing.T) { // C05
 
 func TestARunMayLastLongerThanItsLease(t *testing.T) { // A09 a, c
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		var e effect
 		c := call()
 		c.Lease = 2 * time.Second
 		go w.engine.Do(t.Context(), c, e.lasting(6*time.Second)) //nolint:errcheck // its answer is read by the repeat
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		require.Equal(t, dedupv1.State_STATE_RESERVED, w.state(t, c))
 		require.LessOrEqual(t, w.lookup(t, c).GetLeaseLeft().AsDuration(), 2*time.Second)
 
@@ -113,7 +112,8 @@ func TestARunMayLastLongerThanItsLease(t *testing.T) { // A09 a, c
 
 func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		lost := 0
 		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { lost++ }})
 		way.on("Extend", always(fault{err: errCut}))
@@ -135,7 +135,8 @@ func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 
 func TestAHangingExtendDoesNotHideTheEndOfTheLease(t *testing.T) { // A09 b
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Extend", always(fault{after: time.Hour}))
 		start := time.Now()
 		_, err := w.engine.Do(t.Context(), call(), func(ctx context.Context, _ guard.Attempt) guard.Ending {
@@ -149,7 +150,8 @@ func TestAHangingExtendDoesNotHideTheEndOfTheLease(t *testing.T) { // A09 b
 
 func TestARunEndsByItsMaximumTime(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		c := call()
 		c.MaxRun = 3 * time.Minute
 		start := time.Now()
@@ -157,7 +159,7 @@ func TestARunEndsByItsMaximumTime(t *testing.T) {
 			<-ctx.Done()
 			require.ErrorIs(t, context.Cause(ctx), guard.ErrMaxRun)
 			require.Equal(t, c.MaxRun, time.Since(start))
-			time.Sleep(time.Minute) // it does not stop: the key must not be held for ever
+			pass(time.Minute) // it does not stop: the key must not be held for ever
 			require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.state(t, c))
 			return guard.Ending{}
 		})
@@ -167,7 +169,8 @@ func TestARunEndsByItsMaximumTime(t *testing.T) {
 
 func TestClosingTheEngineEndsItsRuns(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		time.AfterFunc(time.Second, w.engine.Close)
 		var e effect
 		res, err := w.engine.Do(t.Context(), call(), func(ctx context.Context, a guard.Attempt) guard.Ending {
@@ -184,7 +187,8 @@ func TestClosingTheEngineEndsItsRuns(t *testing.T) {
 
 func TestAPanicIsRecordedAndGoesOn(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		require.PanicsWithValue(t, "boom", func() {
 			_, _ = w.engine.Do(t.Context(), call(), func(context.Context, guard.Attempt) guard.Ending {
 				panic("boom") //nolint:forbidigo // the case
@@ -200,7 +204,8 @@ func TestAPanicIsRecordedAndGoesOn(t *testing.T) {
 
 func TestAReleasedRunMayRunAgain(t *testing.T) { // A04
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		fails := func(context.Context, guard.Attempt) guard.Ending {
 			return guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE}
 		}
@@ -215,7 +220,8 @@ func TestAReleasedRunMayRunAgain(t *testing.T) { // A04
 
 func TestTheLeaseEndIsToldToBoundedRunsOnly(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		look := func(told bool) guard.Run {
 			return func(ctx context.Context, a guard.Attempt) guard.Ending {
 				end, ok := guard.LeaseEnd(ctx)
@@ -224,7 +230,7 @@ func TestTheLeaseEndIsToldToBoundedRunsOnly(t *testing.T) {
 				require.Equal(t, a.Fence, fence)
 				if told {
 					require.Equal(t, 27*time.Second, time.Until(end))
-					time.Sleep(11 * time.Second) // one extension later
+					pass(11 * time.Second) // one extension later
 					moved, _ := guard.LeaseEnd(ctx)
 					require.Equal(t, 10*time.Second, moved.Sub(end))
 				}
@@ -244,7 +250,8 @@ func TestTheLeaseEndIsToldToBoundedRunsOnly(t *testing.T) {
 
 func TestAMalformedCallReachesNothing(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		cases := map[string]func(*guard.Call){
 			"no operation":              func(c *guard.Call) { c.Operation = "" },
 			"no fingerprint":            func(c *guard.Call) { c.Fingerprints = nil },

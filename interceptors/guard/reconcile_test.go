@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -42,9 +43,10 @@ func TestAnOrphanedKeyIsSettledByItsReconciler(t *testing.T) { // A05, A06
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.crash(t, c.call)
-				time.Sleep(max(c.after, 31*time.Second))
+				pass(max(c.after, 31*time.Second))
 				var e effect
 				res, err := w.engine.Do(t.Context(), c.call, e.run)
 				switch {
@@ -54,8 +56,8 @@ func TestAnOrphanedKeyIsSettledByItsReconciler(t *testing.T) { // A05, A06
 				case c.runs == 1:
 					requireOwn(t, res, err)
 				default:
-					refusal := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
-					require.Equal(t, c.retry, refusal.RetryAfter > 0)
+					retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+					require.Equal(t, c.retry, retryAfter > 0)
 				}
 				require.Equal(t, c.runs, e.count())
 				require.Equal(t, c.state.String(), w.state(t, c.call).String())
@@ -79,16 +81,17 @@ func TestAReconcilerThatPanicsOrHangsSettlesNothing(t *testing.T) {
 	for name, look := range looks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				c := call()
 				c.Basis, c.Reconciler = bounded, look
 				w.crash(t, c)
-				time.Sleep(31 * time.Second)
+				pass(31 * time.Second)
 				var e effect
 				start := time.Now()
 				_, err := w.engine.Do(t.Context(), c, e.run)
-				refusal := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
-				require.Positive(t, refusal.RetryAfter)
+				retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+				require.Positive(t, retryAfter)
 				require.LessOrEqual(t, time.Since(start), 31*time.Second)
 				require.Zero(t, e.count())
 			})
@@ -98,7 +101,8 @@ func TestAReconcilerThatPanicsOrHangsSettlesNothing(t *testing.T) {
 
 func TestTheReconcilerIsToldOfTheRunBefore(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		c := call()
 		c.Basis = fenced
 		c.Reconciler = func(ctx context.Context, a guard.Attempt) (guard.Verdict, error) {
@@ -111,7 +115,7 @@ func TestTheReconcilerIsToldOfTheRunBefore(t *testing.T) {
 			return guard.NotApplied(), nil
 		}
 		w.crash(t, c)
-		time.Sleep(40 * time.Second)
+		pass(40 * time.Second)
 		var e effect
 		_, err := w.engine.Do(t.Context(), c, func(ctx context.Context, a guard.Attempt) guard.Ending {
 			require.Equal(t, guard.LeftClean, guard.LeftBehind(ctx))
@@ -126,11 +130,12 @@ func TestTheReconcilerIsToldOfTheRunBefore(t *testing.T) {
 
 func TestALostBeginRunReplyIsRepeated(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("BeginRun", firstly(2, fault{lost: true}))
 		c := reconciling(fenced, guard.NotApplied(), nil)
 		w.crash(t, c)
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		var e effect
 		res, err := w.engine.Do(t.Context(), c, e.run)
 		requireOwn(t, res, err)
@@ -140,11 +145,12 @@ func TestALostBeginRunReplyIsRepeated(t *testing.T) {
 
 func TestNothingRunsBeforeBeginRunIsAcknowledged(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("BeginRun", always(fault{lost: true}))
 		c := reconciling(fenced, guard.NotApplied(), nil)
 		w.crash(t, c)
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		var e effect
 		_, err := w.engine.Do(t.Context(), c, e.run)
 		requireRefused(t, err, dedupv1.Reason_REASON_STORE_UNAVAILABLE, false)
@@ -158,21 +164,22 @@ func TestALateCompleteOfTheEarlierRunWinsOverItsReconciler(t *testing.T) { // A1
 	for name, v := range verdicts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				way, paused := w.join(t, guard.Observer{})
 				way.on("Extend", always(fault{err: errCut}))
 				c := call()
 				c.Basis = fenced
 				c.Reconciler = func(context.Context, guard.Attempt) (guard.Verdict, error) {
-					time.Sleep(10 * time.Second) // meanwhile the earlier run gets through
+					pass(10 * time.Second) // meanwhile the earlier run gets through
 					return v, nil
 				}
 				var e effect
 				go paused.Do(t.Context(), c, func(ctx context.Context, a guard.Attempt) guard.Ending { //nolint:errcheck // the reconciler's answer shows its
-					time.Sleep(35 * time.Second)
+					pass(35 * time.Second)
 					return e.run(ctx, a)
 				})
-				time.Sleep(31 * time.Second)
+				pass(31 * time.Second)
 				res, err := w.engine.Do(t.Context(), c, e.run)
 				requireStored(t, res, err, "done")
 				require.False(t, res.Applied)
@@ -184,11 +191,12 @@ func TestALateCompleteOfTheEarlierRunWinsOverItsReconciler(t *testing.T) { // A1
 
 func TestAnAppliedVerdictIsGivenOnlyOnceItIsStored(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.on("Complete", always(fault{err: errCut}))
 		c := reconciling(bounded, guard.Applied(answerOf("found")), nil)
 		w.crash(t, c)
-		time.Sleep(31 * time.Second)
+		pass(31 * time.Second)
 		var e effect
 		_, err := w.engine.Do(t.Context(), c, e.run)
 		requireRefused(t, err, dedupv1.Reason_REASON_STORE_UNAVAILABLE, true)
