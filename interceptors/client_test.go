@@ -100,7 +100,7 @@ func TestWithoutProtectionACallIsSentOnce(t *testing.T) { // E07
 		// By another name the method is not declared as deduplicated to the client.
 		send := func(opts ...interceptors.ClientOption) error {
 			conn := w.dial(t, opts)
-			defer conn.Close()
+			defer func() { require.NoError(t, conn.Close()) }()
 			return conn.Invoke(t.Context(), "/grpc.testing.TestService/EmptyCall", order(), &demov1.ChargeResponse{})
 		}
 		err := send()
