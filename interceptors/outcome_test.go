@@ -261,13 +261,13 @@ func TestAnAnswerThatIsNotThereIsSaidToBeMissing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			resp, headers, trailers, err := replayOutcome(o, "/p.S/M")
+			resp, headers, trailers, err := replayOutcome(o, "/shop.Orders/Place")
 			require.Nil(t, resp)
 			require.Nil(t, headers)
 			require.Nil(t, trailers)
 			requireRefusal(t, err, codes.DataLoss, dedupv1.Reason_REASON_OUTCOME_NOT_STORED)
 			got, _ := policy.RefusalOf(err)
-			require.Equal(t, "/p.S/M", got.Operation)
+			require.Equal(t, "/shop.Orders/Place", got.Operation)
 		})
 	}
 }

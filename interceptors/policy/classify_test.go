@@ -283,10 +283,10 @@ func TestAnEndedCallerStopsTheRetries(t *testing.T) { // E03
 	}
 }
 
-type okClaim struct{}
+type okClaimError struct{}
 
-func (okClaim) Error() string              { return "failed after all" }
-func (okClaim) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
+func (okClaimError) Error() string              { return "failed after all" }
+func (okClaimError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
 
 func TestStatusOfIsWhatAServerSends(t *testing.T) { // D04
 	t.Parallel()
@@ -303,7 +303,7 @@ func TestStatusOfIsWhatAServerSends(t *testing.T) { // D04
 		{"wrapped", fmt.Errorf("charge: %w", bare), codes.NotFound, "charge: rpc error: code = NotFound desc = no such order", 1},
 		{"a context's end", fmt.Errorf("db: %w", context.DeadlineExceeded), codes.DeadlineExceeded, "db: context deadline exceeded", 0},
 		{"any other error", fmt.Errorf("boom"), codes.Unknown, "boom", 0},
-		{"a failure that claims OK", okClaim{}, codes.Unknown, "failed after all", 0},
+		{"a failure that claims OK", okClaimError{}, codes.Unknown, "failed after all", 0},
 		{"no UTF-8", failure(t, codes.NotFound, "a\xff\xfeb", retryInfo(time.Second)), codes.NotFound, "a\ufffd\ufffdb", 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -39,7 +39,7 @@ func TestEveryCodeHasItsRow(t *testing.T) { // D05, E06
 	t.Parallel()
 	require.Len(t, wantTable, 17)
 	for i, want := range wantTable {
-		require.EqualValues(t, i, want.code)
+		require.Equal(t, want.code, codes.Code(i))
 		t.Run(want.code.String(), func(t *testing.T) {
 			t.Parallel()
 			table := Default()
