@@ -17,6 +17,7 @@ import (
 const (
 	healthEvery   = time.Second
 	healthTimeout = 900 * time.Millisecond
+	healthPause   = 100 * time.Millisecond // between two that failed calls ask for
 )
 
 // healthLoop says SERVING while the store answers a real read, and not while
@@ -44,11 +45,17 @@ func (h *healthLoop) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		h.check(ctx)
+		last := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-h.soon:
+			select { // an outage fails every call
+			case <-ctx.Done():
+				return
+			case <-time.After(healthPause - time.Since(last)):
+			}
 		}
 	}
 }
@@ -70,7 +77,8 @@ func (h *healthLoop) check(ctx context.Context) {
 		h.set(ctx, bounded.Err())
 	}
 	select {
-	case <-done:
+	case late := <-done:
+		h.log.LogAttrs(ctx, slog.LevelDebug, "a check of the store ended late", slog.Any("error", late))
 	case <-ctx.Done():
 	}
 }
