@@ -62,82 +62,113 @@ func (w *canonicalWriter) tag(n protowire.Number, t protowire.Type) {
 // length writes the length of what was written since the size was mark.
 func (w *canonicalWriter) length(mark int) { w.varint(uint64(w.size() - mark)) } //nolint:gosec // never negative
 
-// part is what a message holds under one number: a known field, or one value of
-// a field that this build does not know.
-type part struct {
-	number protowire.Number
-	field  protoreflect.FieldDescriptor // nil for an unknown value
-	value  protoreflect.Value
-	raw    []byte // tag and value of an unknown one
+// known is a populated field.
+type known struct {
+	field protoreflect.FieldDescriptor
+	value protoreflect.Value
 }
 
-// message writes the parts of m, which must be valid or nil of its type.
+// message writes what m holds in ascending order of field numbers; under one
+// number a known field comes before unknown values.
 func (w *canonicalWriter) message(m protoreflect.Message) {
-	parts := make([]part, 0, 16)
+	var space [16]known
+	fields := space[:0]
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if !ignored(fd) {
-			parts = append(parts, part{number: fd.Number(), field: fd, value: v})
+			fields = append(fields, known{fd, v})
 		}
 		return true
 	})
+	slices.SortFunc(fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
+	var unknown unknownFields
 	if raw := m.GetUnknown(); len(raw) > 0 {
 		w.unknown = true
-		parts = w.appendUnknown(parts, raw)
-	}
-	slices.SortFunc(parts, func(a, b part) int {
-		return cmp.Or(
-			cmp.Compare(a.number, b.number),
-			bytes.Compare(a.raw, b.raw), // a known field, which has none, comes first
-		)
-	})
-	for _, p := range slices.Backward(parts) {
-		switch {
-		case p.field == nil:
-			w.raw(p.raw)
-		case p.field.IsList():
-			w.list(p.field, p.value.List())
-		case p.field.IsMap():
-			w.entries(p.field, p.value.Map())
-		default:
-			w.single(p.field, p.value)
+		var err error
+		if unknown, err = parseUnknown(raw); err != nil {
+			w.err = err
+			return
 		}
+	}
+	last := len(unknown.spans) - 1
+	for _, f := range slices.Backward(fields) {
+		for ; last >= 0 && unknown.spans[last].number >= f.field.Number(); last-- {
+			w.raw(unknown.value(last))
+		}
+		switch {
+		case f.field.IsList():
+			w.list(f.field, f.value.List())
+		case f.field.IsMap():
+			w.entries(f.field, f.value.Map())
+		default:
+			w.single(f.field, f.value)
+		}
+	}
+	for ; last >= 0; last-- {
+		w.raw(unknown.value(last))
 	}
 }
 
-// appendUnknown splits unknown fields into values, each with its tag, its length
+// unknownFields are the values of fields that this build does not know, sorted
+// by number and then by their bytes. The spans are small, because a hostile
+// message may hold one for every two of its bytes.
+type unknownFields struct {
+	buf   []byte
+	spans []span
+}
+
+type span struct {
+	number     protowire.Number
+	start, end uint32
+}
+
+func (u unknownFields) value(i int) []byte { return u.buf[u.spans[i].start:u.spans[i].end] }
+
+// parseUnknown splits unknown fields into values, each with its tag, its length
 // prefix and, for a varint, its value in their shortest form.
-func (w *canonicalWriter) appendUnknown(parts []part, raw []byte) []part {
+func parseUnknown(raw []byte) (unknownFields, error) {
+	u := unknownFields{buf: make([]byte, 0, len(raw))}
+	if uint64(len(raw)) > math.MaxUint32 {
+		return unknownFields{}, errBadUnknown
+	}
 	for len(raw) > 0 {
 		number, kind, n := protowire.ConsumeTag(raw)
 		if n < 0 {
-			w.err = errBadUnknown
-			return parts
+			return unknownFields{}, errBadUnknown
 		}
 		raw = raw[n:]
 		n = protowire.ConsumeFieldValue(number, kind, raw)
 		if n < 0 {
-			w.err = errBadUnknown
-			return parts
+			return unknownFields{}, errBadUnknown
 		}
-		value := raw[:n]
+		start := len(u.buf)
+		u.buf = appendShortest(protowire.AppendTag(u.buf, number, kind), number, kind, raw[:n])
 		raw = raw[n:]
-		out := protowire.AppendTag(nil, number, kind)
-		switch kind {
-		case protowire.VarintType:
-			v, _ := protowire.ConsumeVarint(value)
-			out = protowire.AppendVarint(out, v)
-		case protowire.BytesType:
-			v, _ := protowire.ConsumeBytes(value)
-			out = protowire.AppendBytes(out, v)
-		case protowire.StartGroupType:
-			v, _ := protowire.ConsumeGroup(number, value)
-			out = protowire.AppendGroup(out, number, v)
-		case protowire.Fixed32Type, protowire.Fixed64Type, protowire.EndGroupType:
-			out = append(out, value...)
-		}
-		parts = append(parts, part{number: number, raw: out})
+		u.spans = append(u.spans, span{number, uint32(start), uint32(len(u.buf))}) //nolint:gosec // not longer than raw
 	}
-	return parts
+	slices.SortFunc(u.spans, func(a, b span) int {
+		return cmp.Or(
+			cmp.Compare(a.number, b.number),
+			bytes.Compare(u.buf[a.start:a.end], u.buf[b.start:b.end]),
+		)
+	})
+	return u, nil
+}
+
+// appendShortest appends a valid value, whose tag is written, to b.
+func appendShortest(b []byte, number protowire.Number, kind protowire.Type, value []byte) []byte {
+	switch kind {
+	case protowire.VarintType:
+		v, _ := protowire.ConsumeVarint(value)
+		return protowire.AppendVarint(b, v)
+	case protowire.BytesType:
+		v, _ := protowire.ConsumeBytes(value)
+		return protowire.AppendBytes(b, v)
+	case protowire.StartGroupType:
+		v, _ := protowire.ConsumeGroup(number, value)
+		return protowire.AppendGroup(b, number, v)
+	case protowire.Fixed32Type, protowire.Fixed64Type, protowire.EndGroupType:
+	}
+	return append(b, value...)
 }
 
 func (w *canonicalWriter) list(fd protoreflect.FieldDescriptor, list protoreflect.List) {

@@ -17,12 +17,13 @@ type Sent uint8
 const (
 	// SentUnseen is the zero value: nobody watched, so all of it may have.
 	SentUnseen Sent = iota
-	// SentNothing: no outgoing header was seen. Only for a try whose connection
-	// was watched from its first byte to its end.
+	// SentNothing means that no outgoing header was seen, by a stats handler that
+	// is known to watch the connection of this try.
 	SentNothing
-	// SentHeader: a header was seen, but no message, so no unary handler started.
+	// SentHeader means that a header was seen, but no message: no unary handler
+	// started.
 	SentHeader
-	// SentMessage: the message was seen.
+	// SentMessage means that the message was seen.
 	SentMessage
 )
 
@@ -71,9 +72,9 @@ func (t Table) Classify(try Try) Answer {
 		answer.applyRefusal(refusal)
 	} else {
 		answer.applyWording(p, try.Sent)
-	}
-	if try.Sent == SentNothing {
-		answer.Effect = EffectNone
+		if try.Sent == SentNothing {
+			answer.Effect = EffectNone
+		}
 	}
 	answer.applyPushback(try.Pushback)
 	if try.CallerDone && answer.Retry != Permanent {
@@ -179,7 +180,7 @@ func (a *Answer) applyPushback(values []string) {
 	}
 	ms, err := strconv.ParseInt(values[0], 10, 32)
 	if len(values) > 1 || err != nil || ms < 0 {
-		if a.Retry == Transient {
+		if a.Retry != Permanent {
 			a.Retry = Stop
 		}
 		return
@@ -197,28 +198,25 @@ const (
 )
 
 // tooLarge recognises the wordings by which gRPC libraries refuse a message for
-// its size, wrapped or not.
+// its size, wrapped or not. None of them tells a request from an answer.
 func tooLarge(s *statuspb.Status) size {
-	switch codes.Code(s.GetCode()) { //nolint:exhaustive,gosec // libraries use these two codes only
-	case codes.ResourceExhausted, codes.OutOfRange:
-	default:
-		return sizeFine
-	}
 	msg := strings.ToLower(s.GetMessage())
-	if strings.Contains(msg, "trying to send message larger than max") {
-		return sizeSend
-	}
-	for _, words := range [...]string{
-		"message larger than max",               // grpc-go, C core, grpc-js: received
-		"after decompression larger than max",   // grpc-go
-		"message too large",                     // grpc-go, over 4 GiB
-		"exceeds maximum size",                  // grpc-java
-		"exceeds the maximum configured",        // grpc-dotnet
-		"message length too large",              // tonic, with OUT_OF_RANGE
-		"larger than configured max",            // connect-go
-		"message size exceeds", "exceeds limit", // other proxies and libraries
-	} {
-		if strings.Contains(msg, words) {
+	contains := func(words string) bool { return strings.Contains(msg, words) }
+	switch codes.Code(s.GetCode()) { //nolint:exhaustive,gosec // the codes that libraries use for it
+	case codes.ResourceExhausted:
+		if contains("trying to send message larger than max") { // grpc-go
+			return sizeSend
+		}
+		if contains("message larger than max") || // grpc-go, C core, grpc-js
+			contains("message after decompression larger than max") || // grpc-go
+			contains("grpc: message too large") || // grpc-go, over 4 GiB
+			contains("grpc message exceeds maximum size") || // grpc-java
+			contains("message exceeds the maximum configured message size") || // grpc-dotnet
+			contains("is larger than configured max") || contains("exceeds sendmaxbytes") { // connect
+			return sizeOther
+		}
+	case codes.OutOfRange:
+		if contains("message length too large: found") { // tonic
 			return sizeOther
 		}
 	}

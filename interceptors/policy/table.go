@@ -39,11 +39,11 @@ const (
 	// EffectAsTable is the zero value: in a [Row] of [Table.With] it keeps what
 	// the table says. It is never an answer.
 	EffectAsTable Effect = iota
-	// EffectNone: this try applied nothing.
+	// EffectNone means that this try applied nothing.
 	EffectNone
-	// EffectUnknown: it may have, and it may still.
+	// EffectUnknown means that it may have applied something, or still may.
 	EffectUnknown
-	// EffectApplied: it did.
+	// EffectApplied means that it did.
 	EffectApplied
 )
 
@@ -58,14 +58,14 @@ const (
 	// EndingAsTable is the zero value: in a [Row] of [Table.With] it keeps what
 	// the table says. It is never an answer.
 	EndingAsTable Ending = iota
-	// Completed: the outcome is stored and every repeat gets it.
+	// Completed means that the outcome is stored and every repeat gets it.
 	Completed
-	// Released: nothing was applied; the key may run again.
+	// Released means that nothing was applied; the key may run again.
 	Released
 	// ReleasedKept is Released, with the error kept for a short hold for waiting
 	// repeats of the same request.
 	ReleasedKept
-	// Unknown: the effect may or may not have happened.
+	// Unknown means that the effect may or may not have happened.
 	Unknown
 )
 
