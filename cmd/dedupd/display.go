@@ -234,7 +234,8 @@ func rough(d *durationpb.Duration) string {
 	}
 	switch v := d.AsDuration(); {
 	case v >= 2*day:
-		return strconv.FormatInt(int64(v/day), 10) + "d" + strconv.FormatInt(int64(v%day/time.Hour), 10) + "h"
+		hours := int64(v.Round(time.Hour) / time.Hour)
+		return strconv.FormatInt(hours/24, 10) + "d" + strconv.FormatInt(hours%24, 10) + "h"
 	case v >= time.Hour:
 		return strings.TrimSuffix(v.Round(time.Minute).String(), "0s")
 	case v >= time.Second:

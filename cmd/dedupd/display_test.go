@@ -51,7 +51,7 @@ func TestTheNextStepOfAnUnknownRecordDependsOnItsLease(t *testing.T) {
 func TestTimesAreRoundedForPeople(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		1500 * time.Microsecond: "2ms", 1600 * time.Millisecond: "2s", 90 * time.Second: "1m30s", 25*time.Hour + 29*time.Second: "25h0m", 7*day - time.Second: "6d23h",
+		1500 * time.Microsecond: "2ms", 1600 * time.Millisecond: "2s", 90 * time.Second: "1m30s", 25*time.Hour + 29*time.Second: "25h0m", 7*day - time.Second: "7d0h", 7*day - time.Hour: "6d23h",
 	} {
 		require.Equal(t, want, rough(durationpb.New(d)))
 	}

@@ -21,8 +21,8 @@ import (
 type keysResolveCmd struct {
 	selector `embed:""`
 
-	Completed   bool   `xor:"verdict" help:"Verdict: the effect happened."`
-	Released    bool   `xor:"verdict" help:"Verdict: the effect did not happen and can no longer happen. Needs --basis."`
+	Completed   bool   `help:"Verdict: the effect happened."`
+	Released    bool   `help:"Verdict: the effect did not happen and can no longer happen. Needs --basis."`
 	OutcomeFile string `type:"existingfile" placeholder:"FILE" help:"With --completed: what the first caller saw, a dedup.v1.Outcome in protobuf's JSON; without it repeats are told that the answer was not kept."`
 	Basis       string `enum:",bounded,fenced,inbox" default:"" placeholder:"WHY" help:"With --released, why nothing started earlier can still land. bounded: no effect lands after its lease; fenced: the resource refuses older fences, and yours was registered; inbox: key and effect commit together."`
 	Note        string `required:"" help:"Why, for the audit log: 1 to 1024 bytes; never a key or a request."`
@@ -44,6 +44,8 @@ func (c *keysResolveCmd) Validate() error {
 	switch {
 	case !c.Completed && !c.Released:
 		return errors.New("give a verdict: --completed if the effect happened, --released if it did not and no longer can")
+	case c.Completed && c.Released:
+		return errors.New("--completed and --released exclude each other")
 	case c.Released && c.Basis == "":
 		return errors.New("--released needs --basis: why nothing that was started earlier can still land")
 	case c.Completed && c.Basis != "":

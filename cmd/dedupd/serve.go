@@ -102,7 +102,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 // openStore opens the store and says in words where its data is.
 func (c *serveCmd) openStore(log *slog.Logger) (storage.Store, string, error) {
 	if c.InMemory {
-		store, err := embedded.Open(embedded.Options{InMemory: true, Logger: log})
+		store, err := embedded.OpenMemory(embedded.Options{Logger: log})
 		return store, "IN MEMORY: nothing survives the end of this process", err
 	}
 	dir := c.Data

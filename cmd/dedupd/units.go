@@ -22,7 +22,7 @@ func (s *span) UnmarshalText(text []byte) error {
 		days, rest = "0", in
 	}
 	n, err := strconv.ParseInt(days, 10, 32)
-	if err != nil || n < 0 {
+	if err != nil || n < 0 || in == "" {
 		return fmt.Errorf("%q is not a duration like 90s, 12h or 7d", in)
 	}
 	var d time.Duration

@@ -119,14 +119,15 @@ func dialOptions(mode Mode) ([]grpc.DialOption, error) {
 	return nil, fmt.Errorf("no mode %d", mode)
 }
 
-// plainRetries is gRPC's own retry as services commonly configure it, with the
-// same waits as the interceptors' defaults.
+// plainRetries is gRPC's own retry as services commonly configure it. Its waits
+// grow like those of the interceptors and have the same mean: gRPC spreads them
+// around a value of which the interceptors' full jitter takes half on average.
 const plainRetries = `{"methodConfig": [{
 	"name": [{"service": "dedup.demo.v1.PaymentsService"}],
 	"retryPolicy": {
 		"maxAttempts": 5,
-		"initialBackoff": "0.25s",
-		"maxBackoff": "5s",
+		"initialBackoff": "0.125s",
+		"maxBackoff": "2.5s",
 		"backoffMultiplier": 2,
 		"retryableStatusCodes": ["UNAVAILABLE"]
 	}

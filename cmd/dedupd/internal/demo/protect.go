@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/dedupd/dedupd/cmd/dedupd/internal/child"
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
@@ -35,7 +36,7 @@ type protection struct {
 // any more, however long an earlier handler was paused, and nothing is assumed
 // about time or about processes having died.
 func newProtection(dedupd string, book *ledger) (*protection, error) {
-	conn, err := interceptors.DialDedupd(dedupd)
+	conn, err := interceptors.DialDedupd([]string{dedupd}, interceptors.DialInsecure(), interceptors.DialWith(child.QuickReconnect()))
 	if err != nil {
 		return nil, err
 	}

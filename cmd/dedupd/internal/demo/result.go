@@ -108,24 +108,43 @@ func (r Report) Write(w io.Writer) error {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99", "replies lost", "requests cut", "kill -9", "took"})
-	columns := make([]table.ColumnConfig, 0, 11)
-	for n := 2; n <= 12; n++ {
+	t.AppendHeader(table.Row{"run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99"})
+	columns := make([]table.ColumnConfig, 0, 7)
+	for n := 2; n <= 8; n++ {
 		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
 	for _, x := range r {
-		t.AppendRow(table.Row{
-			x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99),
-			x.LostReplies, x.CutRequests, x.kills(), short(x.Took),
-		})
+		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
 	}
-	_, err := fmt.Fprintf(w, "%s\n%s\n%s\n", t.Render(), legend, strings.Join(r.findings(), "\n"))
+	_, err := fmt.Fprintf(w, "%s\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
 	return err
 }
 
-const legend = "charged once, twice, lost: orders with one, several, no charge in the ledger on disk when the run is over\n" +
-	"unknown: orders whose client ended without an answer · p50, p99: from the first attempt to the answer\n"
+const legend = "charged once, twice, lost: orders with one, several, no charges in the ledger on disk\n" +
+	"when the run is over; unknown: orders whose client ended without an answer;\n" +
+	"p50, p99: from the first attempt to the answer"
+
+// faults says what the runs went through, one number per run.
+func (r Report) faults() string {
+	numbers := func(of func(Result) int64) string {
+		words := make([]string, len(r))
+		for i, x := range r {
+			words[i] = strconv.FormatInt(of(x), 10)
+		}
+		return strings.Join(words, ", ")
+	}
+	seconds := make([]string, len(r))
+	for i, x := range r {
+		seconds[i] = short(x.Took)
+	}
+	return fmt.Sprintf("replies lost: %s; requests cut: %s; kill -9 of payments: %s, of dedupd: %s;\ntook %s",
+		numbers(func(x Result) int64 { return x.LostReplies }),
+		numbers(func(x Result) int64 { return x.CutRequests }),
+		numbers(func(x Result) int64 { return int64(x.PaymentsKills) }),
+		numbers(func(x Result) int64 { return int64(x.DedupdKills) }),
+		strings.Join(seconds, ", "))
+}
 
 // findings says in words what the table shows.
 func (r Report) findings() []string {
@@ -141,13 +160,6 @@ func (r Report) findings() []string {
 		out = append(out, fmt.Sprintf("with dedupd every one of %d orders was charged exactly once, and every client was told of its charge", x.Asked))
 	}
 	return out
-}
-
-func (r Result) kills() string {
-	if r.DedupdKills == 0 {
-		return strconv.Itoa(r.PaymentsKills)
-	}
-	return fmt.Sprintf("%d+%d", r.PaymentsKills, r.DedupdKills)
 }
 
 // short rounds d to three digits or so.

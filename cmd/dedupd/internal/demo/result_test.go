@@ -70,8 +70,8 @@ func TestReportSaysWhatItsColumnsMean(t *testing.T) {
 		{Mode: Protected, Asked: 10, Once: 10, P50: 12345 * time.Microsecond, P99: 1234 * time.Millisecond, PaymentsKills: 2, DedupdKills: 1},
 	}.Write(&out))
 	for _, want := range []string{
-		"charged once", "charged twice", "lost", "unknown", "12ms", "1.23s", "2+1",
-		"orders with one, several, no charge in the ledger",
+		"charged once", "charged twice", "lost", "unknown", "12ms", "1.23s", "kill -9 of payments: 2, 2, 2, of dedupd: 0, 0, 1",
+		"orders with one, several, no charges in the ledger",
 		"plain retries charged 2 of 10 orders more than once",
 		"every one of 10 orders was charged exactly once",
 	} {
