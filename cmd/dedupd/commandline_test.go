@@ -117,7 +117,7 @@ func TestAnOutcomeFileThatHoldsSomethingElseIsRefusedBeforeAnythingIsSent(t *tes
 	require.Contains(t, stderr, "does not hold a dedup.v1.Outcome")
 }
 
-func TestFlagsComeFromTheEnvironmentAndTheCommandLineWins(t *testing.T) { //nolint:paralleltest // sets variables of the process
+func TestFlagsComeFromTheEnvironmentAndTheCommandLineWins(t *testing.T) {
 	t.Setenv("DEDUPD_RETENTION", "2h")
 	t.Setenv("DEDUPD_TOMBSTONE", "1d")
 	t.Setenv("DEDUPD_LOG_LEVEL", "warn")

@@ -80,8 +80,7 @@ func (s *selector) Validate() error {
 // find looks the record up; errNoRecord when there is none.
 func (s *selector) find(ctx context.Context, r remote, conn grpc.ClientConnInterface) (*dedupv1.RecordInfo, error) {
 	request := &dedupv1.LookupRequest{}
-	switch {
-	case s.ID == "":
+	if s.ID == "" {
 		key := []byte(s.Key)
 		if s.KeyHex != "" {
 			key, _ = hex.DecodeString(s.KeyHex) // Validate has read it
@@ -89,7 +88,7 @@ func (s *selector) find(ctx context.Context, r remote, conn grpc.ClientConnInter
 		request.Record = &dedupv1.LookupRequest_Identity{Identity: &dedupv1.Identity{
 			Namespace: s.Namespace, Operation: s.Operation, Caller: []byte(s.Caller), Key: key,
 		}}
-	default:
+	} else {
 		id, err := s.fullID(ctx, r, conn)
 		if err != nil {
 			return nil, err

@@ -41,7 +41,7 @@ func (c *keysListCmd) Run(ctx context.Context, s streams) error {
 		request.States = append(request.States, stateOf(name))
 	}
 	if c.Limit > 0 {
-		request.PageSize = int32(min(c.Limit, maxPage)) //nolint:gosec // at most a page
+		request.PageSize = int32(min(c.Limit, maxPage))
 	}
 	rows := c.rows(s.out)
 	left := c.Limit

@@ -67,7 +67,7 @@ func (c *keysResolveCmd) Run(ctx context.Context, s streams) error {
 	if err := c.judge(request); err != nil {
 		return err
 	}
-	if !c.Yes && !term.IsTerminal(int(s.in.Fd())) { //nolint:gosec // descriptors are small
+	if !c.Yes && !term.IsTerminal(int(s.in.Fd())) {
 		return usagef("there is no terminal to ask on; pass --yes if you are sure")
 	}
 	conn, err := c.connect()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,7 +33,9 @@ func TestKeysGetShowsARecordAndMasksItsKey(t *testing.T) {
 	require.NotContains(t, stdout, "secret-key")
 
 	for _, by := range [][]string{
-		{"--id", id}, {"--id", id[:12]}, {"--id", strings.ToUpper(id[:13])},
+		{"--id", id},
+		{"--id", id[:12]},
+		{"--id", strings.ToUpper(id[:13])},
 		{"--key-hex", hex.EncodeToString([]byte("secret-key")), "--namespace", "shop", "--operation", operation, "--caller", "acme"},
 	} {
 		stdout, _ = exits(t, exitDone, append([]string{"keys", "get", "--show-keys", "--addr", s.grpc}, by...)...)
@@ -120,7 +123,7 @@ func TestKeysResolveSettlesAnUnknownRecord(t *testing.T) {
 	text, err := protojson.Marshal(outcomeOf("k"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(outcome, text, 0o600))
-	completed := append(by, "--completed", "--outcome-file", outcome)
+	completed := slices.Concat(by, []string{"--completed", "--outcome-file", outcome})
 
 	_, stderr := exits(t, exitNoRecord, completed...)
 	require.Contains(t, stderr, "no such record")

@@ -21,5 +21,5 @@ func newLogger(w io.Writer, level slog.Level, format string) *slog.Logger {
 // isTerminal reports whether a person sees what is written to w.
 func isTerminal(w io.Writer) bool {
 	file, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd())) //nolint:gosec // descriptors are small
+	return ok && term.IsTerminal(int(file.Fd()))
 }

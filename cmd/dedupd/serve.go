@@ -60,7 +60,7 @@ func (c *serveCmd) Validate() error {
 		within("tombstone", c.Tombstone, 0, span(storage.MaxTombstone), span.String),
 		within("max-outcome", c.MaxOutcome, 1, storage.CeilMaxOutcome, byteSize.String),
 		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
-		c.collector.check(),
+		c.check(),
 	)
 	return joinUsage(errs...)
 }

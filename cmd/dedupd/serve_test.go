@@ -137,7 +137,7 @@ func TestServeRefusesADirectoryThatCannotBeWrittenTo(t *testing.T) {
 	require.Contains(t, stderr, "cannot write to /sys/dedupd; give --data a directory that this user may write to")
 }
 
-func TestServeKeepsDataInTheUsersStateDirectory(t *testing.T) { //nolint:paralleltest // sets variables of the process
+func TestServeKeepsDataInTheUsersStateDirectory(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", "/somewhere/state")
 	dir, err := stateDir()
 	require.NoError(t, err)

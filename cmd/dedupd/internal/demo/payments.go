@@ -45,7 +45,7 @@ func ServePayments(ctx context.Context, cfg PaymentsConfig) (err error) {
 	}
 	var options []grpc.ServerOption
 	if cfg.Dedupd != "" {
-		guard, err := newProtection(cfg.Dedupd, book)
+		guard, err := newProtection(ctx, cfg.Dedupd, book)
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}

@@ -3,6 +3,7 @@ package demo
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,12 +36,12 @@ type protection struct {
 // refuses lower ones from then on. So what the look does not find cannot happen
 // any more, however long an earlier handler was paused, and nothing is assumed
 // about time or about processes having died.
-func newProtection(dedupd string, book *ledger) (*protection, error) {
+func newProtection(ctx context.Context, dedupd string, book *ledger) (*protection, error) {
 	conn, err := interceptors.DialDedupd([]string{dedupd}, interceptors.DialInsecure(), interceptors.DialWith(child.QuickReconnect()))
 	if err != nil {
 		return nil, err
 	}
-	lifetime, end := context.WithCancel(context.Background())
+	lifetime, end := context.WithCancel(context.WithoutCancel(ctx)) // handlers outlive the order to stop
 	options, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(conn),
 		interceptors.WithNamespace("demo"),
 		interceptors.SharedCaller(),
@@ -75,7 +76,7 @@ func (l *ledger) reconcile(_ context.Context, a interceptors.Attempt, request pr
 	case !found:
 		return interceptors.VerdictNotApplied(), nil
 	case c.Order != asked.GetOrder() || c.Amount != asked.GetAmount():
-		return interceptors.VerdictStillUnknown(), fmt.Errorf("the ledger has another charge under this record")
+		return interceptors.VerdictStillUnknown(), errors.New("the ledger has another charge under this record")
 	}
 	return interceptors.VerdictApplied(receipt(c)), nil
 }

@@ -78,18 +78,16 @@ func TestProxyLosesTheReplyOfACallThatWasServed(t *testing.T) {
 		payments := behindProxy(t, service, f)
 		answered := int64(0)
 		for range 100 {
-			switch _, err := payments.Charge(t.Context(), &demov1.ChargeRequest{Order: "o"}); status.Code(err) {
-			case codes.OK, codes.FailedPrecondition:
+			_, err := payments.Charge(t.Context(), &demov1.ChargeRequest{Order: "o"})
+			if code := status.Code(err); code != codes.Unavailable {
+				require.Contains(t, []codes.Code{codes.OK, codes.FailedPrecondition}, code)
 				answered++
-			case codes.Unavailable:
-			default:
-				require.NoError(t, err)
 			}
 		}
 		require.Positive(t, f.replies.Load())
 		require.Positive(t, f.requests.Load())
-		require.EqualValues(t, 100-f.requests.Load(), service.calls.Load(), "every request that was not cut was served once")
-		require.EqualValues(t, 100-f.requests.Load()-f.replies.Load(), answered, "every reply that was not lost arrived")
+		require.Equal(t, 100-f.requests.Load(), service.calls.Load(), "every request that was not cut was served once")
+		require.Equal(t, 100-f.requests.Load()-f.replies.Load(), answered, "every reply that was not lost arrived")
 	}
 }
 
@@ -122,6 +120,7 @@ func TestFaultsOfOneSeedAreTheSame(t *testing.T) {
 		}
 		return out
 	}
-	require.Equal(t, draw(7), draw(7))
-	require.NotEqual(t, draw(7), draw(8))
+	seven := draw(7)
+	require.Equal(t, seven, draw(7))
+	require.NotEqual(t, seven, draw(8))
 }

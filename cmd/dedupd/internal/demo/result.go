@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -95,7 +96,7 @@ func (r Report) Err() error {
 	p, ok := r.Of(Protected)
 	switch {
 	case !ok:
-		return fmt.Errorf("the run with dedupd did not take place")
+		return errors.New("the run with dedupd did not take place")
 	case !p.Exact():
 		return fmt.Errorf("with dedupd %d of %d orders were charged exactly once (%d twice, %d lost, %d unknown, %d told of another charge); this must not happen: please report it with what `dedupd demo --keep` leaves",
 			p.Once, p.Asked, p.Twice, p.Lost, p.Unknown, p.Wrong)
