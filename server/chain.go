@@ -26,16 +26,12 @@ import (
 // unaryChain is what every call goes through, over the network and in process,
 // outermost first. Health and reflection are counted and recovered, and no more.
 func (s *Server) unaryChain() (grpc.UnaryServerInterceptor, error) {
-	validator, err := protovalidate.New(
-		protovalidate.WithFailFast(),
-		protovalidate.WithMessages(
-			&dedupv1.ReserveRequest{}, &dedupv1.BeginRunRequest{}, &dedupv1.CompleteRequest{},
-			&dedupv1.ExtendRequest{}, &dedupv1.ReleaseRequest{}, &dedupv1.LookupRequest{},
-			&dedupv1.ListRecordsRequest{}, &dedupv1.ResolveRequest{},
-		),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("server: read the limits of the proto: %w", err)
+	if s.cfg.validator == nil {
+		v, err := newValidator()
+		if err != nil {
+			return nil, fmt.Errorf("server: read the limits of the proto: %w", err)
+		}
+		s.cfg.validator = v
 	}
 	toStatus := &statuses{log: s.log, metrics: s.metrics, failed: s.health.checkSoon}
 	own := func(i grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
@@ -48,9 +44,22 @@ func (s *Server) unaryChain() (grpc.UnaryServerInterceptor, error) {
 		own(inOrder(
 			toStatus.unary, // every error from here on becomes a status
 			s.admit,
-			validation.UnaryServerInterceptor(validator),
+			validation.UnaryServerInterceptor(s.cfg.validator),
 		)),
 	), nil
+}
+
+// newValidator compiles the limits in the proto, which takes a while: once, not
+// at the first call.
+func newValidator() (protovalidate.Validator, error) {
+	return protovalidate.New(
+		protovalidate.WithFailFast(),
+		protovalidate.WithMessages(
+			&dedupv1.ReserveRequest{}, &dedupv1.BeginRunRequest{}, &dedupv1.CompleteRequest{},
+			&dedupv1.ExtendRequest{}, &dedupv1.ReleaseRequest{}, &dedupv1.LookupRequest{},
+			&dedupv1.ListRecordsRequest{}, &dedupv1.ResolveRequest{},
+		),
+	)
 }
 
 func (s *Server) streamChain() []grpc.StreamServerInterceptor {
@@ -61,11 +70,11 @@ func (s *Server) streamChain() []grpc.StreamServerInterceptor {
 }
 
 // inOrder runs the first outermost.
-func inOrder(chain ...grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
-	if len(chain) == 1 {
-		return chain[0]
+func inOrder(first grpc.UnaryServerInterceptor, more ...grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	if len(more) == 0 {
+		return first
 	}
-	first, rest := chain[0], inOrder(chain[1:]...)
+	rest := inOrder(more[0], more[1:]...)
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return first(ctx, req, info, func(ctx context.Context, req any) (any, error) {
 			return rest(ctx, req, info, handler)

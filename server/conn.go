@@ -80,7 +80,7 @@ func (c *conn) invoke(ctx context.Context, stream *callStream, args, reply any, 
 	}
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.stopping, cancel)()
+	defer context.AfterFunc(c.stopping, cancel)() //nolint:contextcheck // the second reason to end the call
 	inner = metadata.NewOutgoingContext(inner, nil)
 	inner = metadata.NewIncomingContext(inner, md)
 	inner = peer.NewContext(inner, &peer.Peer{Addr: inProcess{}})

@@ -216,7 +216,7 @@ func (s *dedupService) Lookup(ctx context.Context, req *dedupv1.LookupRequest) (
 // lookup asks the store, and holds the caller while the record is RESERVED.
 func (s *dedupService) lookup(ctx context.Context, id storage.RecordID, q storage.Lookup, wait time.Duration) (storage.Answer, error) {
 	ans, err := s.store.Lookup(ctx, id, q)
-	if err != nil || !running(ans) || wait == 0 {
+	if err != nil || !isRunning(ans) || wait == 0 {
 		return ans, err
 	}
 	place, ok := s.waiters.join(ctx, id, wait, true)
@@ -226,7 +226,7 @@ func (s *dedupService) lookup(ctx context.Context, id storage.RecordID, q storag
 	defer func() { place.leave(ans, false, false) }()
 	for {
 		ans, err = s.store.Lookup(ctx, id, q)
-		if err != nil || !running(ans) {
+		if err != nil || !isRunning(ans) {
 			return ans, err
 		}
 		var again bool
@@ -236,6 +236,6 @@ func (s *dedupService) lookup(ctx context.Context, id storage.RecordID, q storag
 	}
 }
 
-func running(ans storage.Answer) bool {
+func isRunning(ans storage.Answer) bool {
 	return ans.Verdict == storage.VerdictOK && ans.State == storage.StateReserved
 }

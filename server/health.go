@@ -70,7 +70,8 @@ func (h *healthLoop) check(ctx context.Context) {
 		h.set(ctx, bounded.Err())
 	}
 	select {
-	case <-done:
+	case late := <-done:
+		h.log.LogAttrs(ctx, slog.LevelDebug, "a check of the store ended late", slog.Any("error", late))
 	case <-ctx.Done():
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"buf.build/go/protovalidate"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -71,6 +72,8 @@ type Config struct {
 	SweepEvery time.Duration
 	// Version is told as the metric dedupd_build_info.
 	Version string
+
+	validator protovalidate.Validator // of the proto's limits; nil makes one
 }
 
 func (c Config) withDefaults() Config {
@@ -119,11 +122,14 @@ type Server struct {
 	waiters *waiters
 	health  *healthLoop
 	sweeper *sweeper
-	grpc    *grpc.Server
+	core    *core
+	unary   grpc.UnaryServerInterceptor
 	conn    *conn
-	streams context.Context    //nolint:containedctx // ends the streams that would outlast a drain
-	cut     context.CancelFunc // ends streams
+	streams context.Context // ends the streams that would outlast a drain
+	cut     context.CancelFunc
 	ran     atomic.Bool
+
+	healthServer *health.Server
 }
 
 // New makes a server that is ready for Conn; Run opens it to the network. It
@@ -141,16 +147,10 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	healthServer := health.NewServer()
-	s.health = newHealthLoop(cfg.Store, healthServer, s.log)
+	s.healthServer = health.NewServer()
+	s.health = newHealthLoop(cfg.Store, s.healthServer, s.log)
 	s.sweeper = &sweeper{store: cfg.Store, every: cfg.SweepEvery, log: s.log, swept: s.metrics.swept}
-	unary, err := s.unaryChain()
-	if err != nil {
-		return nil, err
-	}
-	s.grpc = grpc.NewServer(s.options(unary)...)
-	s.conn = newConn(unary)
-	core := &core{
+	s.core = &core{
 		store:      &retrying{store: cfg.Store, retries: s.metrics.storeRetries},
 		terms:      storage.Terms{Retention: cfg.Retention, Tombstone: *cfg.Tombstone},
 		maxOutcome: cfg.MaxOutcome,
@@ -159,18 +159,32 @@ func New(cfg Config) (*Server, error) {
 		metrics:    s.metrics,
 		log:        s.log,
 	}
-	for _, to := range []grpc.ServiceRegistrar{s.grpc, s.conn} {
-		dedupv1.RegisterDedupServiceServer(to, &dedupService{core: core})
-		dedupv1.RegisterAdminServiceServer(to, &adminService{core: core})
-		grpc_health_v1.RegisterHealthServer(to, healthServer)
+	s.unary, err = s.unaryChain()
+	if err != nil {
+		return nil, err
 	}
-	reflection.Register(s.grpc)
+	s.conn = newConn(s.unary)
+	s.register(s.conn)
 	return s, nil
 }
 
-func (s *Server) options(unary grpc.UnaryServerInterceptor) []grpc.ServerOption {
+func (s *Server) register(to grpc.ServiceRegistrar) {
+	dedupv1.RegisterDedupServiceServer(to, &dedupService{core: s.core})
+	dedupv1.RegisterAdminServiceServer(to, &adminService{core: s.core})
+	grpc_health_v1.RegisterHealthServer(to, s.healthServer)
+}
+
+// grpcServer is made by Run: its workers start with it.
+func (s *Server) grpcServer() *grpc.Server {
+	g := grpc.NewServer(s.options()...)
+	s.register(g)
+	reflection.Register(g)
+	return g
+}
+
+func (s *Server) options() []grpc.ServerOption {
 	opts := []grpc.ServerOption{
-		grpc.UnaryInterceptor(unary),
+		grpc.UnaryInterceptor(s.unary),
 		grpc.ChainStreamInterceptor(s.streamChain()...),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxSendMsgSize(MaxMessage),
@@ -214,13 +228,13 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 	group, work := errgroup.WithContext(work)
 	group.Go(func() error { s.health.run(work); return nil })
 	group.Go(func() error { s.sweeper.run(work); return nil })
+	server, web := s.grpcServer(), s.httpServer()
 	group.Go(func() error {
-		if err := s.grpc.Serve(grpcLis); err != nil {
+		if err := server.Serve(grpcLis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return fmt.Errorf("serve grpc: %w", err)
 		}
 		return nil
 	})
-	web := s.httpServer()
 	if httpLis != nil {
 		group.Go(func() error {
 			if err := web.Serve(httpLis); !errors.Is(err, http.ErrServerClosed) {
@@ -234,7 +248,7 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 		case <-ctx.Done():
 		case <-work.Done(): // a listener failed
 		}
-		err := s.drain()
+		err := s.drain(server)
 		_ = web.Close()
 		stop(nil)
 		return err
@@ -244,22 +258,22 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 
 // drain ends the service in order. It has a clock of its own: the context that
 // asked for it has ended.
-func (s *Server) drain() error {
+func (s *Server) drain(server *grpc.Server) error {
 	late := time.NewTimer(s.cfg.DrainTimeout)
 	defer late.Stop()
-	s.log.Info("draining", slog.Duration("timeout", s.cfg.DrainTimeout)) //nolint:sloglint // no context is left
+	s.log.Info("draining", slog.Duration("timeout", s.cfg.DrainTimeout))
 	s.health.drain()
 	begun := s.gate.drain()
 	s.waiters.drain()
 	select {
 	case <-begun:
 	case <-late.C:
-		return s.cutOff()
+		return s.cutOff(server)
 	}
 	s.cut()
 	ended := make(chan struct{})
 	go func() {
-		s.grpc.GracefulStop()
+		server.GracefulStop()
 		<-s.gate.stop()
 		close(ended)
 	}()
@@ -267,16 +281,16 @@ func (s *Server) drain() error {
 	case <-ended:
 		return nil
 	case <-late.C:
-		return s.cutOff()
+		return s.cutOff(server)
 	}
 }
 
 // cutOff stops at once.
-func (s *Server) cutOff() error {
+func (s *Server) cutOff(server *grpc.Server) error {
 	s.gate.stop()
 	n := s.gate.active()
 	s.cut()
 	s.conn.cut()
-	s.grpc.Stop()
+	server.Stop()
 	return fmt.Errorf("server: %d calls were cut off after the drain timeout of %s", n, s.cfg.DrainTimeout)
 }

@@ -95,7 +95,7 @@ func withoutAnswer(o *dedupv1.Outcome) *dedupv1.Outcome {
 
 func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest) {
 	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
-		try, cancel := context.WithTimeout(ctx, tryTime)
+		try, cancel := trying(ctx, tryTime)
 		defer cancel()
 		_, err := h.e.dedup.Complete(try, req)
 		if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_STALE_HOLDER {
@@ -165,7 +165,7 @@ func (h *hold) release(ctx context.Context, e Ending) {
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
 	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
-		try, cancel := context.WithTimeout(ctx, tryTime)
+		try, cancel := trying(ctx, tryTime)
 		defer cancel()
 		err := send(try)
 		return err == nil || answered(err)

@@ -78,7 +78,7 @@ func (h *hold) fits(ctx context.Context) bool {
 }
 
 func (h *hold) extend(ctx context.Context, timeout time.Duration) error {
-	try, cancel := context.WithTimeout(ctx, timeout)
+	try, cancel := trying(ctx, timeout)
 	defer cancel()
 	sent := time.Now()
 	resp, err := h.e.dedup.Extend(try, &dedupv1.ExtendRequest{

@@ -66,7 +66,7 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 	unread := 0
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
-		try, cancel := context.WithTimeout(ctx, tryTime+wait)
+		try, cancel := trying(ctx, tryTime+wait)
 		sent := time.Now()
 		resp, err := w.e.dedup.Reserve(try, w.reserveRequest(attemptID, wait))
 		cancel()
@@ -141,7 +141,7 @@ func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 		Note: "the grant was never read",
 	}
 	w.e.later(ctx, w.call.Operation, func(ctx context.Context) bool {
-		try, cancel := context.WithTimeout(ctx, tryTime)
+		try, cancel := trying(ctx, tryTime)
 		defer cancel()
 		_, err := w.e.dedup.Release(try, req)
 		return err == nil || answered(err)

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	mrand "math/rand/v2"
 	"time"
+
+	"google.golang.org/grpc/metadata"
 )
 
 // The one budget of calls to dedupd, per attempt of the client: up to
@@ -53,11 +55,17 @@ func (e *Engine) pause(ctx context.Context, n int) bool {
 	return pause(ctx, e.often.Wait(n, 0, mrand.Int64N))
 }
 
+// trying is the context of one call to dedupd. What the caller's own calls carry
+// as outgoing metadata is none of dedupd's business.
+func trying(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), timeout)
+}
+
 // tell sends one call to dedupd until it is answered, within finishTries and
 // ctx. The message must be safe to repeat.
 func (e *Engine) tell(ctx context.Context, send func(context.Context) error) error {
 	for n := 0; ; n++ {
-		try, cancel := context.WithTimeout(ctx, tryTime)
+		try, cancel := trying(ctx, tryTime)
 		err := send(try)
 		cancel()
 		if err == nil || answered(err) {
