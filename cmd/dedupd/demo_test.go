@@ -24,9 +24,9 @@ func TestDemoChargesEveryOrderOnce(t *testing.T) {
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	require.NoError(t, cmd.Run(), "%s%s", &out, &errs)
-	require.Regexp(t, `│ no retries\s+│\s+200 │`, out.String())
-	require.Regexp(t, `│ plain retries\s+│\s+200 │\s+\d+ │\s+[1-9]\d* │\s+0 │`, out.String(), "plain retries charge twice")
-	require.Regexp(t, `│ dedupd\s+│\s+200 │\s+200 │\s+0 │\s+0 │\s+0 │`, out.String())
+	require.Regexp(t, `no retries +200 `, out.String())
+	require.Regexp(t, `plain retries +200 +\d+ +[1-9]\d* +0 `, out.String(), "plain retries charge twice")
+	require.Regexp(t, `dedupd +200 +200 +0 +0 +0 `, out.String())
 	require.Contains(t, out.String(), "every one of 200 orders was charged exactly once")
 	require.Contains(t, errs.String(), "kill -9 of dedupd after 100 orders")
 	requireNothingLeft(t, tmp)
@@ -35,7 +35,7 @@ func TestDemoChargesEveryOrderOnce(t *testing.T) {
 func TestDemoInterruptedLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	tmp := t.TempDir()
-	cmd := command(t, "demo", "--orders", "5000")
+	cmd := command(t, "demo", "--orders", "1000")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 	stderr, err := cmd.StderrPipe()
 	require.NoError(t, err)
@@ -44,7 +44,7 @@ func TestDemoInterruptedLeavesNothingBehind(t *testing.T) {
 	interrupted, last := false, ""
 	for lines.Scan() {
 		last = lines.Text()
-		if !interrupted && strings.Contains(last, "of 5000 orders") {
+		if !interrupted && strings.Contains(last, "of 1000 orders") {
 			require.NoError(t, cmd.Process.Signal(os.Interrupt))
 			interrupted = true
 		}

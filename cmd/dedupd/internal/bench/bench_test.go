@@ -38,7 +38,7 @@ func TestARateIsCallsByTime(t *testing.T) {
 	}
 	require.Equal(t, Rate{PerSecond: 50, P50: 50, P99: 99}, load{took: 2 * time.Second, calls: calls}.rate())
 	require.Zero(t, load{took: time.Second}.rate())
-	require.EqualValues(t, 2, middle([]Rate{{PerSecond: 3}, {PerSecond: 1}, {PerSecond: 2}}).PerSecond)
+	require.Equal(t, Rate{PerSecond: 2}, middle([]Rate{{PerSecond: 3}, {PerSecond: 1}, {PerSecond: 2}}))
 }
 
 func TestDiskUseIsTheSizeOfAllFiles(t *testing.T) {

@@ -109,6 +109,10 @@ func (r Report) Write(w io.Writer) error {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
+	t.Style().Options = table.Options{SeparateHeader: true}
+	t.Style().Box.PaddingLeft = ""
+	t.Style().Box.PaddingRight = "  "
+	t.SuppressTrailingSpaces()
 	t.AppendHeader(table.Row{"run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99"})
 	columns := make([]table.ColumnConfig, 0, 7)
 	for n := 2; n <= 8; n++ {
@@ -118,7 +122,7 @@ func (r Report) Write(w io.Writer) error {
 	for _, x := range r {
 		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
 	}
-	_, err := fmt.Fprintf(w, "%s\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
+	_, err := fmt.Fprintf(w, "%s\n\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
 	return err
 }
 
@@ -139,7 +143,7 @@ func (r Report) faults() string {
 	for i, x := range r {
 		seconds[i] = short(x.Took)
 	}
-	return fmt.Sprintf("replies lost: %s; requests cut: %s; kill -9 of payments: %s, of dedupd: %s;\ntook %s",
+	return fmt.Sprintf("replies lost: %s; requests cut: %s;\nkill -9 of payments: %s, of dedupd: %s; took %s",
 		numbers(func(x Result) int64 { return x.LostReplies }),
 		numbers(func(x Result) int64 { return x.CutRequests }),
 		numbers(func(x Result) int64 { return int64(x.PaymentsKills) }),
