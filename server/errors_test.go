@@ -210,12 +210,12 @@ func TestAShortFaultOfTheStoreIsNotSeen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	left := storeTries - 1
-	b.store.before = func(context.Context, string) error {
+	b.store.hook(func(context.Context, string) error {
 		if left--; left >= 0 {
 			return errDown
 		}
 		return nil
-	}
+	})
 	b.grant(t, 1)
 }
 
@@ -224,7 +224,7 @@ func TestTriesStayWithinTheDeadline(t *testing.T) {
 	b := setup(t)
 	var cancel context.CancelFunc
 	ctx, cancel := context.WithCancel(t.Context())
-	b.store.before = func(context.Context, string) error { cancel(); return errDown }
+	b.store.hook(func(context.Context, string) error { cancel(); return errDown })
 	_, err := b.dedup.Reserve(ctx, reserveReq(1))
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.Equal(t, 1, b.store.calls("Reserve"))
@@ -378,7 +378,7 @@ func TestAnOutcomeMayBeAsLargeAsTheLimit(t *testing.T) {
 func TestAPanicFailsOneCallAndNoMore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.store.before = func(context.Context, string) error { panic(errors.New(secretKey)) }
+	b.store.hook(func(context.Context, string) error { panic(errors.New(secretKey)) }) //nolint:forbidigo // what is tested
 	err := b.reserve(t, 1)
 	require.Equal(t, codes.Internal, status.Code(err))
 	require.NotContains(t, err.Error(), secretKey)
@@ -387,6 +387,6 @@ func TestAPanicFailsOneCallAndNoMore(t *testing.T) {
 	require.InDelta(t, 1, b.metric(t, "dedupd_panics_total"), 0)
 	require.InDelta(t, 1, b.metric(t, "dedupd_calls_total", "code", "Internal"), 0)
 	require.Zero(t, b.gate.active())
-	b.store.before = nil
+	b.store.hook(nil)
 	b.grant(t, 1)
 }

@@ -49,6 +49,19 @@ func (f *fakeStore) fail(err error, calls ...string) {
 	}
 }
 
+// hook runs before every call; an error fails the call unwritten.
+func (f *fakeStore) hook(before func(ctx context.Context, call string) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = before
+}
+
+func (f *fakeStore) size() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.rows)
+}
+
 func (f *fakeStore) calls(name string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 const (
 	healthEvery   = time.Second
 	healthTimeout = 900 * time.Millisecond
+	healthPause   = 100 * time.Millisecond // between two that failed calls ask for
 )
 
 // healthLoop says SERVING while the store answers a real read, and not while
@@ -44,11 +45,17 @@ func (h *healthLoop) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		h.check(ctx)
+		last := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-h.soon:
+			select { // an outage fails every call
+			case <-ctx.Done():
+				return
+			case <-time.After(healthPause - time.Since(last)):
+			}
 		}
 	}
 }

@@ -183,15 +183,13 @@ func TestTheNextInLineIsWokenWhenTheFirstCannotTakeIt(t *testing.T) {
 		},
 		"the store fails it": func(b *bubble) {
 			failed := false
-			b.store.mu.Lock()
-			defer b.store.mu.Unlock()
-			b.store.before = func(_ context.Context, call string) error {
+			b.store.hook(func(_ context.Context, call string) error {
 				if call == "Reserve" && !failed {
 					failed = true
 					return errBroken
 				}
 				return nil
-			}
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
