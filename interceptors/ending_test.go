@@ -143,10 +143,9 @@ func TestACallFurtherDownIsAnEffect(t *testing.T) { // A04
 	synctest.Test(t, func(t *testing.T) {
 		down := newWorld(t, setup{})
 		w := newWorld(t, setup{client: once(), server: []interceptors.ServerOption{byTable()}})
-		read := true
-		w.handle = func(ctx context.Context, _ int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+		w.handle = func(ctx context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
 			var err error
-			if read {
+			if n == 1 {
 				_, err = down.client.GetCharge(ctx, &demov1.GetChargeRequest{})
 			} else {
 				_, err = down.client.Charge(ctx, order(), interceptors.WithKey("inner"))
@@ -157,7 +156,6 @@ func TestACallFurtherDownIsAnEffect(t *testing.T) { // A04
 		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("reads"))
 		require.Error(t, err)
 		require.Equal(t, released, w.state(t, "reads"))
-		read = false
 		_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("writes"))
 		require.Error(t, err)
 		require.Equal(t, unknown, w.state(t, "writes"))

@@ -290,8 +290,7 @@ func TestNothingRunsWhileDedupdIsDown(t *testing.T) { // H01
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{client: once()})
-		away := true
-		w.down = func() bool { return away }
+		w.down.Store(true)
 		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		requireReason(t, err, codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE)
 		after, ok := interceptors.RetryAfter(err)
@@ -299,7 +298,7 @@ func TestNothingRunsWhileDedupdIsDown(t *testing.T) { // H01
 		require.Positive(t, after)
 		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "nothing was run")
 		require.Zero(t, w.ran())
-		away = false
+		w.down.Store(false)
 		_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		require.NoError(t, err)
 	})
@@ -309,15 +308,13 @@ func TestAnAnswerThatCannotBeStoredIsStillTheFirstCallers(t *testing.T) { // A02
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{client: once()})
-		away := false
-		w.down = func() bool { return away }
 		w.handle = func(_ context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
-			away = true
+			w.down.Store(true)
 			return receipt(n), nil
 		}
 		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		require.NoError(t, err)
-		away = false
+		w.down.Store(false)
 		pass(10 * time.Second)
 		_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		require.NoError(t, err)

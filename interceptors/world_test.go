@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,8 +47,9 @@ type world struct {
 	// call goes out; arrived is told of every call.
 	cutAfter func(n int) bool
 	arrived  func(ctx context.Context, n int)
-	// down: dedupd cannot be reached.
-	down func() bool
+	// down: dedupd cannot be reached. asked counts the calls to it.
+	down  atomic.Bool
+	asked atomic.Int64
 
 	client demov1.PaymentsServiceClient
 	conn   *grpc.ClientConn
@@ -147,7 +149,8 @@ func (w *world) cut() {
 
 // Invoke is the service's way to dedupd.
 func (w *world) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	if w.down != nil && w.down() {
+	w.asked.Add(1)
+	if w.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
 	}
 	return w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)

@@ -260,8 +260,8 @@ func (s *stepper) newLife(w, n *world) {
 // operatorSteps are a careful operator's: look up, look at the effect, resolve.
 func (s *stepper) operatorSteps(w *world) {
 	n := *w
-	switch w.opPC {
-	case idle:
+	switch {
+	case w.opPC == idle:
 		version := w.rec.VersionAt(w.now, 0)
 		if s.lookEarly && w.rec != nil {
 			version = w.rec.Version
@@ -271,10 +271,10 @@ func (s *stepper) operatorSteps(w *world) {
 		}
 		n.opPC, n.opVersion = looking, version
 		s.emit(action{what: "operator looks the record up", who: -1}, n, broken{})
-	case looking:
+	case w.opPC == looking:
 		n.opPC, n.opSaw = sawApplied, w.happened != noValue && !w.repeatable
 		s.emit(action{what: "operator looks at the effect", who: -1}, n, broken{})
-	case sawApplied:
+	case w.opPC == sawApplied:
 		n.opPC = completing
 		s.emit(action{what: "operator sends Resolve", who: -1}, n, broken{})
 	default:

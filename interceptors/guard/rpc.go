@@ -27,7 +27,7 @@ const (
 
 	maxPending = 1024 // background deliveries at a time
 	laterBase  = 100 * time.Millisecond
-	laterCap   = 5 * time.Second
+	laterCap   = 30 * time.Second
 	laterTime  = 10 * time.Minute
 )
 
