@@ -159,6 +159,10 @@ func (c *clientCall) try(ctx context.Context, send func(context.Context, *metada
 	answer := c.table.Classify(policy.Try{
 		Err: err, Sent: sent.get(), CallerDone: ctx.Err() != nil, Pushback: (*trailer)["grpc-retry-pushback-ms"],
 	})
+	if replayed := (*trailer)[TrailerReplayed]; len(replayed) == 1 && err != nil {
+		// The stored answer: it is the same however often it is asked for.
+		answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
+	}
 	c.note(err, answer, *trailer)
 	return answer, err
 }

@@ -42,7 +42,8 @@ type registered struct {
 
 type serverConfig struct {
 	namespace   string
-	caller      CallerFunc
+	caller      CallerFunc // nil: there is one caller, without a name
+	callers     int        // options that said whose keys they are
 	overrides   map[string]Method
 	reconcilers map[string]registered
 	before      []grpc.UnaryServerInterceptor
@@ -69,8 +70,11 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 	if c.namespace == "" {
 		faults = append(faults, errors.New("name the namespace of the records: WithNamespace"))
 	}
-	if c.caller == nil {
+	switch {
+	case c.callers == 0:
 		faults = append(faults, errors.New("say whose keys they are: WithCaller, or SharedCaller if there is only one caller"))
+	case c.callers > 1:
+		faults = append(faults, errors.New("the caller is configured twice, keep one of WithCaller and SharedCaller"))
 	}
 	c.log = cmp.Or(c.log, slog.New(slog.DiscardHandler))
 	return c, errors.Join(faults...)
@@ -93,7 +97,9 @@ func WithCaller(f CallerFunc) ServerOption {
 		if f == nil {
 			return errors.New("the caller function is nil")
 		}
-		return c.setCaller(f)
+		c.caller = f
+		c.callers++
+		return nil
 	})
 }
 
@@ -102,19 +108,9 @@ func WithCaller(f CallerFunc) ServerOption {
 // Exactly one of WithCaller and SharedCaller is required.
 func SharedCaller() ServerOption {
 	return serverOption(func(c *serverConfig) error {
-		return c.setCaller(func(context.Context) (string, error) { return "", errSharedCaller })
+		c.callers++
+		return nil
 	})
-}
-
-// errSharedCaller stands for "one caller, without a name".
-var errSharedCaller = errors.New("shared caller")
-
-func (c *serverConfig) setCaller(f CallerFunc) error {
-	if c.caller != nil {
-		return errors.New("the caller is configured twice, keep one of WithCaller and SharedCaller")
-	}
-	c.caller = f
-	return nil
 }
 
 // WithReconciler registers what finds out, for one method by its full name

@@ -111,30 +111,43 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		}
 		return plain()
 	}
-	caller, err := s.caller(ctx)
-	if err == nil && caller == "" || err != nil && !errors.Is(err, errSharedCaller) {
-		s.log.LogAttrs(ctx, slog.LevelWarn, "a keyed call was refused, its caller is not known", slog.String("method", info.FullMethod))
-		return nil, status.Error(codes.Unauthenticated, "a call with a key must be authenticated: its caller is not known")
+	call, k, err := s.keyed(ctx, m, req, key, md)
+	if err != nil {
+		return nil, err
+	}
+	k.handler, k.capture = handler, &capture{method: info.FullMethod}
+	return k.do(ctx, call)
+}
+
+// keyed says who calls for what.
+func (s *server) keyed(ctx context.Context, m *method, req any, key string, md metadata.MD) (guard.Call, *keyedCall, error) {
+	var caller string
+	if s.caller != nil {
+		var err error
+		if caller, err = s.caller(ctx); err != nil || caller == "" {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "a keyed call was refused, its caller is not known", slog.String("method", m.fullName))
+			return guard.Call{}, nil, status.Error(codes.Unauthenticated, "a call with a key must be authenticated: its caller is not known")
+		}
 	}
 	msg, ok := req.(proto.Message)
 	if !ok {
-		return nil, status.Error(codes.Unimplemented, "keys are for protobuf messages only, call without one")
+		return guard.Call{}, nil, status.Error(codes.Unimplemented, "keys are for protobuf messages only, call without one")
 	}
 	fp, err := Fingerprint(m.operation, msg)
 	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return guard.Call{}, nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if fp.ClientDigest, err = clientDigest(md); err != nil {
-		return nil, err
+		return guard.Call{}, nil, err
 	}
-	k := &keyedCall{s: s, m: m, req: msg, handler: handler, capture: &capture{method: info.FullMethod}}
-	return k.do(ctx, guard.Call{
+	k := &keyedCall{s: s, m: m, req: msg}
+	return guard.Call{
 		Operation: m.operation, Caller: []byte(caller), Key: []byte(key),
 		Fingerprints: []*dedupv1.Fingerprint{fp}, Attempt: attemptNumber(md),
 		Lease: m.lease, MaxRun: m.maxRun, Wait: m.wait, RefuseAtOnce: m.refuseAtOnce,
 		Retention: m.retention, RerunSafe: m.rerunSafe, SharedWithRerun: m.shared,
 		Reconciler: m.reconciler(msg, &k.found), Basis: m.basis,
-	})
+	}, k, nil
 }
 
 // keyedCall is one keyed call on its way through the engine.

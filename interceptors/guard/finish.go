@@ -127,8 +127,9 @@ func (h *hold) superseded(ctx context.Context) (Result, error) {
 		return Result{Stored: resp.GetCompleted(), Ends: resp.GetCompleted().GetEnds()}, nil
 	}
 	retry := settleRetry
-	if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_KEY_REUSED {
-		retry = 0 // the record serves another request by now: ours will not settle
+	switch state := resp.GetRecord().GetState(); {
+	case err != nil && answered(err), err == nil && state != dedupv1.State_STATE_RESERVED && state != dedupv1.State_STATE_UNKNOWN:
+		retry = 0 // nobody is going to settle it: the record is gone, or serves another request
 	}
 	return Result{}, h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, retry, err)
 }

@@ -29,7 +29,11 @@ type hold struct {
 	end time.Time
 }
 
+// granted takes a grant into our hands; nil for one that this build cannot read.
 func (w *work) granted(g *dedupv1.Granted, attemptID []byte, sent time.Time) *hold {
+	if g.GetFence() <= 0 || g.GetMode() != dedupv1.Mode_MODE_RUN && g.GetMode() != dedupv1.Mode_MODE_RECONCILE {
+		return nil
+	}
 	h := &hold{
 		work: w, attemptID: attemptID, fence: g.GetFence(), mode: g.GetMode(), grant: g,
 		skew: g.GetSkew().AsDuration(),
@@ -141,7 +145,7 @@ func (h *hold) keep(ctx context.Context, lose context.CancelCauseFunc) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil && answered(err) {
+		if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_STALE_HOLDER {
 			h.lost(ctx, lose)
 			return
 		}

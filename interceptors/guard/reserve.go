@@ -73,7 +73,9 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 		if err == nil {
 			switch a := resp.GetAnswer().(type) {
 			case *dedupv1.ReserveResponse_Granted:
-				return w.granted(a.Granted, attemptID, sent), nil, nil
+				if h := w.granted(a.Granted, attemptID, sent); h != nil {
+					return h, nil, nil
+				}
 			case *dedupv1.ReserveResponse_Completed:
 				return nil, a.Completed, nil
 			case *dedupv1.ReserveResponse_InProgress:
