@@ -48,13 +48,14 @@ func (c *benchCmd) Run(ctx context.Context, s streams) error {
 
 func writeBench(w io.Writer, r bench.Report) error {
 	t := newTable()
-	t.AppendHeader(table.Row{"call", "per second", "p50", "p99", "to echo"})
+	t.AppendHeader(table.Row{"call", "per second", "p50", "p99", "to echo", "busy"})
 	right := text.AlignRight
 	t.SetColumnConfigs([]table.ColumnConfig{
 		{Number: 2, Align: right, AlignHeader: right},
 		{Number: 3, Align: right, AlignHeader: right},
 		{Number: 4, Align: right, AlignHeader: right},
 		{Number: 5, Align: right, AlignHeader: right},
+		{Number: 6, Align: right, AlignHeader: right},
 	})
 	for _, row := range []struct {
 		name string
@@ -68,10 +69,11 @@ func writeBench(w io.Writer, r bench.Report) error {
 		t.AppendRow(table.Row{
 			row.name, strconv.FormatFloat(row.PerSecond, 'f', 0, 64),
 			row.P50.Round(time.Microsecond), row.P99.Round(time.Microsecond),
-			strconv.FormatFloat(row.ToEcho, 'f', 2, 64),
+			strconv.FormatFloat(row.ToEcho, 'f', 2, 64), row.Busy.Round(100 * time.Nanosecond),
 		})
 	}
-	_, err := fmt.Fprintf(w, "%s\n\n%d callers, every answer durable; rates of the median round; reserve to echo by round: %.2f\n"+
+	_, err := fmt.Fprintf(w, "%s\n\n%d callers, every answer durable; of the median round; busy: processor time of client and server per call\n"+
+		"reserve to echo by round: %.2f\n"+
 		"%d completed records of a 64-byte key and a 256-byte response: %d bytes of disk and %d bytes of memory each (%d MiB resident)\n",
 		t.Render(), r.Callers, r.Reserve.Rounds, r.Records, r.DiskPerRecord, r.MemoryPerRecord, r.Memory>>20)
 	return err

@@ -43,7 +43,7 @@ const maxMessage = 8 << 20
 type selector struct {
 	Key       string `arg:"" optional:"" help:"The key."`
 	KeyHex    string `name:"key-hex" placeholder:"HEX" help:"The key in hex, for keys that cannot be typed."`
-	Namespace string `default:"default" help:"Namespace of the record."`
+	Namespace string `placeholder:"NAME" help:"Namespace of the record."`
 	Operation string `placeholder:"NAME" help:"Operation of the record, usually a full gRPC method name."`
 	Caller    string `help:"Caller that the key belongs to."`
 	ID        string `name:"id" placeholder:"HEX" help:"Record id instead of the parts: all 64 hex digits, or the first 12 or more, as errors and logs show them. A shortened id is searched for in the listing."`
@@ -60,8 +60,8 @@ func (s *selector) Validate() error {
 		return errors.New("name the record by its key, or by --id")
 	case s.ID != "" && byKey:
 		return errors.New("name the record by its key or by --id, not by both")
-	case s.ID == "" && s.Operation == "":
-		return errors.New("a key needs its --operation")
+	case s.ID == "" && (s.Operation == "" || s.Namespace == ""):
+		return errors.New("a key needs its --namespace and --operation")
 	case s.Key != "" && s.KeyHex != "":
 		return errors.New("give the key as text or by --key-hex, not both")
 	}

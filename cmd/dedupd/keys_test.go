@@ -56,12 +56,12 @@ func TestKeysGetShowsARecordAndMasksItsKey(t *testing.T) {
 func TestKeysGetOfNothingExitsWith3(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--in-memory")
-	for _, by := range [][]string{{"k", "--operation", operation}, {"--id", strings.Repeat("0", 64)}, {"--id", strings.Repeat("f", 12)}} {
+	for _, by := range [][]string{{"k", "--namespace", "shop", "--operation", operation}, {"--id", strings.Repeat("0", 64)}, {"--id", strings.Repeat("f", 12)}} {
 		stdout, stderr := exits(t, exitNoRecord, append([]string{"keys", "get", "--addr", s.grpc}, by...)...)
 		require.Empty(t, stdout)
 		require.Contains(t, stderr, "no such record; that does not mean that nothing was applied")
 	}
-	_, stderr := exits(t, exitFailed, "keys", "get", " k", "--operation", operation, "--addr", s.grpc)
+	_, stderr := exits(t, exitFailed, "keys", "get", " k", "--namespace", "shop", "--operation", operation, "--addr", s.grpc)
 	require.Contains(t, stderr, "refused with KEY_INVALID")
 }
 

@@ -86,6 +86,9 @@ type Rate struct {
 	PerSecond float64       `json:"per_second"`
 	P50       time.Duration `json:"p50_ns"`
 	P99       time.Duration `json:"p99_ns"`
+	// Busy is the processor time that client and server took for one call,
+	// whatever else the machine did; 0 where the system does not tell.
+	Busy time.Duration `json:"busy_ns"`
 }
 
 // Run measures. Its processes and files are gone when it returns.
@@ -125,8 +128,11 @@ func (b *bench) measure(ctx context.Context) (Report, error) {
 	}
 	done := newCompleted(b.Callers)
 	idle := residentSet(cycling.PID())
-	series, err := b.rounds(ctx, []call{
-		echoCall(conns[0]), reserveCall(conns[1]), cycleCall(conns[2], done), replayCall(conns[2], done),
+	series, err := b.rounds(ctx, []kind{
+		{echoCall(conns[0]), echo.PID()},
+		{reserveCall(conns[1]), reserving.PID()},
+		{cycleCall(conns[2], done), cycling.PID()},
+		{replayCall(conns[2], done), cycling.PID()},
 	})
 	if err != nil {
 		return Report{}, err
@@ -143,16 +149,25 @@ func (b *bench) measure(ctx context.Context) (Report, error) {
 	return r, err
 }
 
+// kind is one kind of call, and the process that serves it.
+type kind struct {
+	do     call
+	server int
+}
+
 // rounds makes all calls in turns, the first of which is the echo.
-func (b *bench) rounds(ctx context.Context, calls []call) ([]Series, error) {
-	rates, series := make([][]Rate, len(calls)), make([]Series, len(calls))
+func (b *bench) rounds(ctx context.Context, kinds []kind) ([]Series, error) {
+	rates, series := make([][]Rate, len(kinds)), make([]Series, len(kinds))
 	for range b.Rounds {
-		for i, do := range calls {
-			l, err := b.drive(ctx, do)
+		for i, k := range kinds {
+			before := processorTime(os.Getpid()) + processorTime(k.server)
+			l, err := b.drive(ctx, k.do)
 			if err != nil {
 				return nil, err
 			}
 			rate := l.rate()
+			busy := processorTime(os.Getpid()) + processorTime(k.server) - before
+			rate.Busy = busy / time.Duration(max(len(l.calls), 1))
 			rates[i] = append(rates[i], rate)
 			series[i].Rounds = append(series[i].Rounds, rate.PerSecond/rates[0][len(rates[0])-1].PerSecond)
 		}

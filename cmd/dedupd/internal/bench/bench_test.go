@@ -18,7 +18,7 @@ func TestRatiosAreMediansOfRoundsBesideTheirOwnEcho(t *testing.T) {
 	t.Parallel()
 	b := &bench{Config: Config{Callers: 2, Rounds: 3, Duration: time.Millisecond}}
 	nothing := func(context.Context, int, int) error { return nil }
-	series, err := b.rounds(t.Context(), []call{nothing, nothing})
+	series, err := b.rounds(t.Context(), []kind{{nothing, 0}, {nothing, 0}})
 	require.NoError(t, err)
 	require.Equal(t, []float64{1, 1, 1}, series[0].Rounds)
 	require.Len(t, series[1].Rounds, 3)
@@ -26,7 +26,7 @@ func TestRatiosAreMediansOfRoundsBesideTheirOwnEcho(t *testing.T) {
 	require.Positive(t, series[1].PerSecond)
 
 	broken := errors.New("broken")
-	_, err = b.rounds(t.Context(), []call{nothing, func(context.Context, int, int) error { return broken }})
+	_, err = b.rounds(t.Context(), []kind{{nothing, 0}, {func(context.Context, int, int) error { return broken }, 0}})
 	require.ErrorIs(t, err, broken, "a call that fails is no result")
 }
 

@@ -55,6 +55,29 @@ func (l load) rate() Rate {
 	return Rate{PerSecond: float64(n) / l.took.Seconds(), P50: l.calls[n/2], P99: l.calls[n*99/100]}
 }
 
+// processorTime is what a process has taken of the processors so far; 0 where the
+// system does not tell.
+func processorTime(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The program's name stands in brackets and may hold anything.
+	f := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	if len(f) < 13 {
+		return 0
+	}
+	var ticks int64
+	for _, part := range f[11:13] { // in the system and for itself
+		n, _ := strconv.ParseInt(string(part), 10, 64) // 0: not told
+		ticks += n
+	}
+	return time.Duration(ticks) * tick
+}
+
+// tick is the unit of /proc/*/stat on every Linux that Go runs on.
+const tick = 10 * time.Millisecond
+
 // residentSet is how much memory a process holds, in bytes; 0 where the system
 // does not tell.
 func residentSet(pid int) int64 {
