@@ -144,3 +144,16 @@ func TestUnknownIsSaidToSettleForOneLongLeaseAfterTheLapse(t *testing.T) {
 	require.Equal(t, time.Second, l.want(VerdictOutcomeUnknown, reserve(2)).RetryAfter)
 	require.Zero(t, l.after(time.Second).want(VerdictOutcomeUnknown, reserve(2)).RetryAfter)
 }
+
+func TestAnExtendedRunMayStillLandUntilItsNewEnd(t *testing.T) {
+	t.Parallel()
+	l := newLife(t)
+	one := l.grant(1)
+	l.after(lease/2).want(VerdictOK, extend(1, one))
+	end := l.rec.LeaseEnd
+	l.want(VerdictOK, release(1, one, EffectUnknown))
+	l.grant(2, reconcile(BasisFenced), func(q *Reserve) { q.Lease = time.Second })
+	l.now = end.Add(-tick)
+	l.want(VerdictInProgress, reserve(3, reconcile(BasisBounded)))
+	l.after(tick).grant(3, reconcile(BasisBounded))
+}
