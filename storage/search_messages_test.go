@@ -91,17 +91,15 @@ func (s *stepper) hear(n *world, i int, m message, ans Answer) bool {
 
 func (s *stepper) hearReserve(n *world, i int, ans Answer) bool {
 	p := &n.procs[i]
-	switch v := ans.Verdict; {
-	case v == VerdictGranted:
+	if ans.Verdict == VerdictGranted {
 		s.begin(n, p, ans)
-	case v == VerdictCompleted:
-		p.pc = done
-		n.answer(valueOf(ans.Outcome))
-	case v == VerdictInProgress || v == VerdictOutcomeUnknown:
-		return false // it asks again
-	default:
-		p.pc = done
+		return true
 	}
+	if ans.Verdict == VerdictInProgress || ans.Verdict == VerdictOutcomeUnknown {
+		return false // it asks again
+	}
+	p.pc = done
+	n.answer(valueOf(ans.Outcome)) // of VerdictCompleted; the others have none
 	return true
 }
 

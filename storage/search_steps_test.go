@@ -260,8 +260,8 @@ func (s *stepper) newLife(w, n *world) {
 // operatorSteps are a careful operator's: look up, look at the effect, resolve.
 func (s *stepper) operatorSteps(w *world) {
 	n := *w
-	switch {
-	case w.opPC == idle:
+	switch w.opPC {
+	case idle:
 		version := w.rec.VersionAt(w.now, 0)
 		if s.lookEarly && w.rec != nil {
 			version = w.rec.Version
@@ -271,13 +271,13 @@ func (s *stepper) operatorSteps(w *world) {
 		}
 		n.opPC, n.opVersion = looking, version
 		s.emit(action{what: "operator looks the record up", who: -1}, n, broken{})
-	case w.opPC == looking:
+	case looking:
 		n.opPC, n.opSaw = sawApplied, w.happened != noValue && !w.repeatable
 		s.emit(action{what: "operator looks at the effect", who: -1}, n, broken{})
-	case w.opPC == sawApplied:
+	case sawApplied:
 		n.opPC = completing
 		s.emit(action{what: "operator sends Resolve", who: -1}, n, broken{})
-	default:
+	case completing:
 		q := Resolve{Version: w.opVersion, Completed: w.opSaw, Terms: searchTerms}
 		if w.opSaw {
 			q.Outcome = outcomes[operator]
@@ -287,6 +287,7 @@ func (s *stepper) operatorSteps(w *world) {
 			n.rec = next
 			s.emit(action{what: "Resolve arrives: " + ans.Verdict.String(), who: -1}, n, s.judgeWrite(w, &n, -1, 0))
 		}
+	case reserving, sawNothing, beginning, running, sending, applied, releasing, done: // an attempt's
 	}
 }
 

@@ -128,7 +128,7 @@ type world struct {
 	mark     Fence // highest fence that the resource has seen
 	row      bool  // the inbox has its row
 
-	opPC      pc // idle, looking, sawApplied, sawNothing, completing
+	opPC      pc // idle, looking, sawApplied, completing
 	opSaw     bool
 	opVersion int64
 

@@ -126,6 +126,13 @@ func situations() []situation {
 			spans: leased, current: 2, runner: 2, live: true, landed: leaseAndMax, ended: []byte{1},
 		},
 		{
+			name: "begun after an open run", arrange: func(l *life) {
+				rerunning(l)
+				l.want(VerdictOK, beginRun(3, l.lapse().grant(3, reconcile(BasisBounded))))
+			},
+			spans: leased, current: 3, runner: 3, live: true, landed: leaseAndMax, ended: []byte{1, 2},
+		},
+		{
 			name: "open", arrange: func(l *life) { rerunning(l) },
 			spans: leased, current: 2, runner: 2, live: true, open: true, landed: leaseAndMax, ended: []byte{1},
 		},

@@ -46,8 +46,8 @@ func (m moment) otherRequest(fp Fingerprint) bool {
 		m.is(StateReleased) && (m.bound && !fp.Same(fpOne) || m.old && fp.Same(fpOld))
 }
 
-// reserve is section 5: the order of judgement and the table of answers.
-func (m moment) reserve(n byte, q Reserve) Verdict {
+// onReserve is section 5: the order of judgement and the table of answers.
+func (m moment) onReserve(n byte, q Reserve) Verdict {
 	mayStillLand := m.at < m.landed
 	waived := q.Basis == BasisFenced || q.Basis == BasisInbox
 	return first(
@@ -65,8 +65,8 @@ func (m moment) reserve(n byte, q Reserve) Verdict {
 	)
 }
 
-// complete is the first row of the table of late calls, for anyone's call.
-func (m moment) complete(n byte, own bool, o *Outcome) Verdict {
+// onComplete is the first row of the table of late calls, for anyone's call.
+func (m moment) onComplete(n byte, own bool, o *Outcome) Verdict {
 	accepted := own && !m.is(StateAbsent, StateExpired) && (n == m.current || n == m.runner)
 	equal := m.outcome != nil && m.outcome.Hash() == o.Hash()
 	return first(
@@ -76,8 +76,8 @@ func (m moment) complete(n byte, own bool, o *Outcome) Verdict {
 	)
 }
 
-// release is the second row; a reconciler that has not begun knows nothing.
-func (m moment) release(n byte, own bool, e Effect) Verdict {
+// onRelease is the second row; a reconciler that has not begun knows nothing.
+func (m moment) onRelease(n byte, own bool, e Effect) Verdict {
 	return first(
 		row{!own || n != m.current || m.is(StateAbsent, StateExpired, StateCompleted), VerdictStaleHolder},
 		row{m.live && m.reconciles && e != EffectUnknown, VerdictNotReconciled},
@@ -92,7 +92,7 @@ func (m moment) onLease(n byte, own bool) Verdict {
 	return first(row{own && n == m.current && m.is(StateReserved), VerdictOK}, row{true, VerdictStaleHolder})
 }
 
-func (m moment) resolve(right bool) Verdict {
+func (m moment) onResolve(right bool) Verdict {
 	return first(
 		row{!m.is(StateReserved, StateUnknown), VerdictRecordChanged},
 		row{m.at < m.landed, VerdictInProgress},
@@ -101,7 +101,7 @@ func (m moment) resolve(right bool) Verdict {
 	)
 }
 
-func (m moment) lookup(fp Fingerprint) Verdict {
+func (m moment) onLookup(fp Fingerprint) Verdict {
 	return first(row{fp != nil && m.otherRequest(fp), VerdictKeyReused}, row{true, VerdictOK})
 }
 
@@ -171,7 +171,7 @@ func (j judge) everyCall() {
 		}
 	}
 	for _, fp := range []Fingerprint{nil, fpOne, fpTwo, fpOld} {
-		next, ans := j.expect(j.lookup(fp), Lookup{Fingerprint: fp})
+		next, ans := j.expect(j.onLookup(fp), Lookup{Fingerprint: fp})
 		require.Nil(j, next)
 		told := fp.Same(fpOne) && (j.is(StateCompleted) || j.is(StateReleased) && j.at < j.hold)
 		require.Equal(j, told && j.outcome != nil, ans.Outcome != nil)
@@ -182,9 +182,9 @@ func (j judge) everyCall() {
 	}
 	for _, q := range []Resolve{resolveReleased(0), resolveCompleted(0, success("op"))} {
 		q.Version = version
-		j.expect(j.resolve(true), q)
+		j.expect(j.onResolve(true), q)
 		q.Version++
-		j.expect(j.resolve(false), q)
+		j.expect(j.onResolve(false), q)
 	}
 }
 
@@ -194,29 +194,30 @@ func (j judge) reserves(n byte) {
 			func(*Reserve) {}, rerun, reconcile(BasisBounded), reconcile(BasisFenced), reconcile(BasisInbox),
 		} {
 			q := reserve(n, as(fp), policy)
-			next, ans := j.expect(j.moment.reserve(n, q), q)
-			switch v := ans.Verdict; {
-			case v == VerdictGranted:
+			next, ans := j.expect(j.onReserve(n, q), q)
+			switch ans.Verdict {
+			case VerdictGranted:
 				j.grant(next, ans, q)
-			case v == VerdictCompleted:
+			case VerdictCompleted:
 				require.Equal(j, j.outcome, ans.Outcome)
 				require.Equal(j, j.is(StateReleased), ans.Kept)
-			case v == VerdictInProgress:
-				left := j.spans[0].until - j.at // of the lease
-				if j.is(StateUnknown) {
-					left = j.landed - j.at
-				} else {
-					left = min(left, time.Second)
-				}
-				require.Equal(j, max(left, time.Millisecond), ans.RetryAfter)
-			case v == VerdictOutcomeUnknown:
-				lapse := max(j.landed, 0)
-				require.Equal(j, max(0, min(lapse+30*time.Second-j.at, time.Second)), ans.RetryAfter)
-			default:
-				require.Nil(j, next)
+			case VerdictInProgress:
+				require.Equal(j, j.retryInProgress(), ans.RetryAfter)
+			case VerdictOutcomeUnknown:
+				require.Equal(j, max(0, min(j.landed+30*time.Second-j.at, time.Second)), ans.RetryAfter)
+			case VerdictOK, VerdictKeyReused, VerdictKeyExpired, VerdictStaleHolder, VerdictNotReconciled, VerdictRecordChanged:
+				require.Zero(j, ans.RetryAfter)
 			}
 		}
 	}
+}
+
+// retryInProgress is the lease left, and a second at most while it is held.
+func (j judge) retryInProgress() time.Duration {
+	if j.is(StateUnknown) {
+		return max(j.landed-j.at, time.Millisecond)
+	}
+	return max(min(j.spans[0].until-j.at, time.Second), time.Millisecond)
 }
 
 // grant judges a grant: a repeat is told as it was, a new one is written.
@@ -243,7 +244,7 @@ func (j judge) grant(next *Record, ans Answer, q Reserve) {
 }
 
 func (j judge) completes(n byte, fence Fence, own bool, o *Outcome) {
-	next, ans := j.expect(j.moment.complete(n, own, o), complete(n, fence, o))
+	next, ans := j.expect(j.onComplete(n, own, o), complete(n, fence, o))
 	if next == nil {
 		return
 	}
@@ -259,7 +260,7 @@ func (j judge) completes(n byte, fence Fence, own bool, o *Outcome) {
 }
 
 func (j judge) releases(n byte, fence Fence, own bool, e Effect) {
-	next, ans := j.expect(j.moment.release(n, own, e), release(n, fence, e))
+	next, ans := j.expect(j.onRelease(n, own, e), release(n, fence, e))
 	if next == nil {
 		return
 	}
