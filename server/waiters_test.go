@@ -409,7 +409,7 @@ func TestWaitersFindWhatAnotherServerDid(t *testing.T) {
 		for range 3 {
 			r := <-b.replies
 			require.NotNil(b.t, r.res.GetCompleted(), "%v", r.err)
-			require.Equal(b.t, 30*time.Second, r.at, "the first finds it at the lease's end, and wakes the rest")
+			require.Equal(b.t, 30*time.Second, r.at, "the first finds it at the lease's end, and each wakes the next")
 		}
 	})
 }
