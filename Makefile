@@ -21,7 +21,7 @@ help: ## Show this help
 
 .PHONY: build
 build: ## Build dedupd into .tmp/bin/dedupd
-	go build -trimpath -o $(BIN)/dedupd ./cmd/dedupd
+	CGO_ENABLED=0 go build -trimpath -o $(BIN)/dedupd ./cmd/dedupd
 
 .PHONY: run
 run: build ## Serve with the embedded store in .tmp/data

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -24,6 +25,9 @@ func Apply(rec *Record, req Request, now Instant, skew time.Duration) (*Record, 
 			next.Version = max(rec.Version+1, next.Version)
 		}
 		ans.Record = next
+		if next.State == StateAbsent {
+			ans.Record = nil // a mark is no record
+		}
 	}
 	ans.State = ans.Record.StateAt(now, skew)
 	return next, ans
@@ -194,9 +198,9 @@ func (t *turn) complete(q Complete) (*Record, Answer) {
 	return next, Answer{Verdict: VerdictOK, Late: t.state == StateReleased}
 }
 
-// conflict refuses a Complete. It is the trace of a double effect when a run
-// began after the refused grant, or when it differs from what is stored; a
-// refused holder that was only reconciling and agrees is no conflict.
+// conflict refuses a Complete. It may be the trace of a double effect when it
+// contradicts what the record says, or when a run began after its grant and it
+// is not that run's very error. A reconciler that agrees is no conflict.
 func (t *turn) conflict(q Complete) (*Record, Answer) {
 	c := &Conflict{RefusedFence: q.Fence, Success: q.Outcome.Success(), RefusedHash: q.Outcome.Hash(), At: t.now}
 	ans := Answer{Verdict: VerdictStaleHolder, Conflict: c}
@@ -204,18 +208,17 @@ func (t *turn) conflict(q Complete) (*Record, Answer) {
 		return nil, ans
 	}
 	c.RecordFence = t.rec.Fence
-	settled := t.state == StateCompleted || t.state == StateExpired
-	if settled {
+	contradicts, laterRun := false, t.rec.RunFence > q.Fence
+	switch t.state {
+	case StateCompleted, StateExpired:
 		c.RecordHash = t.rec.Outcome.Hash()
+		contradicts = c.RecordHash != c.RefusedHash
+		laterRun = laterRun && c.Success
+	case StateReleased: // ready to be run again
+		contradicts = c.Success
+	case StateAbsent, StateReserved, StateUnknown:
 	}
-	differs := settled && c.RecordHash != c.RefusedHash
-	laterRun := t.rec.RunFence > q.Fence
-	switch {
-	case t.state == StateExpired, !laterRun:
-		if !differs {
-			ans.Conflict = nil
-		}
-	case settled && !c.Success && !differs:
+	if !contradicts && !laterRun {
 		ans.Conflict = nil
 	}
 	return nil, ans
@@ -253,11 +256,11 @@ func (t *turn) release(q Release) *Record {
 		next.LeaseEnd = next.RunEnd
 		return next
 	}
+	next.Bound = next.Bound || q.Effect == EffectRepeatable
 	if next.Open || q.Effect == EffectUnknown {
 		next.release(StateUnknown, q.Effect, q.Note)
 		return next
 	}
-	next.Bound = next.Bound || q.Effect == EffectRepeatable
 	next.release(StateReleased, q.Effect, q.Note)
 	t.endReleased(next, q.Terms)
 	if q.Error != nil && q.Hold > 0 {
@@ -297,7 +300,7 @@ func (t *turn) giveBack(q Release) (*Record, Answer) {
 		}
 		return ok(t.release(q))
 	}
-	if t.state == StateCompleted || t.state == StateExpired || t.spent(q.Attempt) || t.rec.Attempt == q.Attempt {
+	if t.state == StateCompleted || t.state == StateExpired || t.spent(q.Attempt) {
 		return ok(nil) // cannot be granted as it is
 	}
 	next := t.rec.clone()
@@ -328,12 +331,12 @@ func (q Resolve) judge(t *turn) (*Record, Answer) {
 		return refuse(VerdictRecordChanged)
 	case t.rec.ByOperator() && t.rec.ResolvedFrom == q.Version && t.ownVerdict(q):
 		return ok(nil)
-	case t.rec.Version != q.Version:
-		return refuse(VerdictRecordChanged)
 	case t.rec.State != StateReserved && t.rec.State != StateUnknown:
 		return refuse(VerdictRecordChanged)
 	case t.effectsLeft() > 0:
 		return t.inProgress(t.effectsLeft())
+	case t.rec.Version != q.Version:
+		return refuse(VerdictRecordChanged)
 	}
 	next := t.rec.clone()
 	next.endAttempt(next.Attempt)
@@ -388,17 +391,13 @@ func (t *turn) current(a AttemptID) bool {
 	return t.rec != nil && t.rec.State == StateReserved && t.rec.Attempt == a
 }
 
-// spent reports whether a was granted and has ended, or was given back unread.
+// spent reports whether a, which is not current, was granted once or was given
+// back unread.
 func (t *turn) spent(a AttemptID) bool {
 	if t.rec != nil {
-		return t.rec.hasEnded(a)
+		return t.rec.Attempt == a || t.rec.RunAttempt == a || t.rec.hasEnded(a)
 	}
-	for _, m := range t.spentMarks() {
-		if m == a {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(t.spentMarks(), a)
 }
 
 // spentMarks are the attempt ids of a mark that is still kept.
@@ -414,50 +413,10 @@ func (t *turn) kept(f Fingerprint) bool {
 	return t.state == StateReleased && t.rec.Outcome != nil && t.now < t.rec.HoldEnd && t.rec.Fingerprint.Same(f)
 }
 
-// effectsLeft is how long effects of the grants so far may still land: to the
-// end of the current lease and of the last running one, which outlives it where
-// a reconciler was granted before that end. Negative once that is over.
-func (t *turn) effectsLeft() time.Duration {
-	return max(t.rec.LeaseEnd, t.rec.RunEnd).Add(t.skew).Sub(t.now)
-}
+func (t *turn) effectsLeft() time.Duration { return t.rec.effectsLeft(t.now, t.skew) }
 
 func (t *turn) inProgress(retry time.Duration) (*Record, Answer) {
 	return nil, Answer{Verdict: VerdictInProgress, RetryAfter: max(retry, time.Millisecond)}
 }
 
 func (t *turn) retention(terms Terms) time.Duration { return cmp.Or(terms.Retention, DefaultRetention) }
-
-// startRun makes the current grant the last running one.
-func (r *Record) startRun() { r.RunFence, r.RunAttempt, r.RunEnd = r.Fence, r.Attempt, r.LeaseEnd }
-
-// endAttempt remembers an attempt id that is never to be granted again.
-func (r *Record) endAttempt(a AttemptID) {
-	if !r.hasEnded(a) {
-		r.Ended = pushLast(r.Ended, a, maxEnded)
-	}
-}
-
-// unsettle clears what a settled record carried.
-func (r *Record) unsettle() {
-	r.Outcome, r.ReleasedAs, r.Note = nil, 0, ""
-	r.HoldEnd, r.CompletedAt, r.ExpiresAt, r.DropAt = 0, 0, 0, 0
-	r.ResolvedFrom = 0
-}
-
-// release ends the grant in state s.
-func (r *Record) release(s State, as Effect, note string) {
-	r.unsettle()
-	r.State, r.ReleasedAs, r.Note = s, as, note
-	r.endAttempt(r.Attempt)
-}
-
-// settle completes the record. What guards a later grant is dropped with it:
-// every Reserve is answered from the outcome from here on.
-func (r *Record) settle(now Instant, o *Outcome, retention, tombstone time.Duration) {
-	r.unsettle()
-	r.State, r.Outcome = StateCompleted, o
-	r.Bound, r.Open, r.Superseded, r.Ended = false, false, nil, nil
-	r.CompletedAt = now
-	r.ExpiresAt = now.Add(retention)
-	r.DropAt = r.ExpiresAt.Add(tombstone)
-}

@@ -54,7 +54,7 @@ func (d *decoder) uvarint() uint64 {
 
 func (d *decoder) varint() int64 {
 	v := d.uvarint()
-	n := int64(v >> 1) //nolint:gosec // the lowest bit is the sign
+	n := int64(v >> 1)
 	if v&1 != 0 {
 		return ^n
 	}
@@ -71,9 +71,9 @@ func (d *decoder) bytes() []byte {
 }
 
 // count reads the number of elements that follow, each of at least size bytes.
-func (d *decoder) count(size int) int {
+func (d *decoder) count(size uint64) int {
 	n := d.uvarint()
-	if n > uint64(len(d.rest)/size) {
+	if n > uint64(len(d.rest))/size {
 		d.fail()
 		return 0
 	}
@@ -91,7 +91,7 @@ func (d *decoder) grants(r *storage.Record) {
 			r.Superseded[i] = d.fingerprint()
 		}
 	}
-	if n := d.count(len(storage.AttemptID{})); n > 0 {
+	if n := d.count(uint64(len(storage.AttemptID{}))); n > 0 {
 		r.Ended = make([]storage.AttemptID, n)
 		for i := range r.Ended {
 			d.fill(r.Ended[i][:])
@@ -120,11 +120,12 @@ func (d *decoder) fingerprint() storage.Fingerprint {
 func (d *decoder) outcome(unzip *zstd.Decoder) *storage.Outcome {
 	flags := d.byte()
 	code := d.varint()
-	if flags&^knownOutcomeFlags != 0 || code != int64(int32(code)) { //nolint:gosec // the cut is the check
+	short := int32(code) //nolint:gosec // checked next
+	if flags&^knownOutcomeFlags != 0 || code != int64(short) {
 		d.fail()
 		return nil
 	}
-	o := &storage.Outcome{Code: int32(code), HasResponse: flags&outcomeResponse != 0, Omitted: flags&outcomeOmitted != 0}
+	o := &storage.Outcome{Code: short, HasResponse: flags&outcomeResponse != 0, Omitted: flags&outcomeOmitted != 0}
 	o.Status = d.bytes()
 	o.TypeURL = d.string()
 	o.Size = d.varint()

@@ -49,16 +49,15 @@ func dirFault(doing string, err error) error {
 	return fmt.Errorf("%s the store's directory: %w: choose another directory or make this one writable", doing, err)
 }
 
+// lockFault tells a lock that another has from one that cannot be taken.
 func lockFault(dir string, err error) error {
 	var file *fs.PathError
-	var number syscall.Errno
-	switch {
-	case errors.As(err, &file):
-		return dirFault("writing to", err)
-	case errors.As(err, &number) && number != syscall.EAGAIN && number != syscall.EACCES:
-		return fmt.Errorf("locking the store's directory: %w", err)
+	byOther := errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) && !errors.As(err, &file)
+	byOurselves := strings.Contains(err.Error(), "held by current process") // Pebble has no value for it
+	if byOther || byOurselves {
+		return fmt.Errorf("%w: %s: stop the dedupd that has it open or choose another directory", storage.ErrLocked, dir)
 	}
-	return fmt.Errorf("%w: %s: stop the dedupd that has it open or choose another directory", storage.ErrLocked, dir)
+	return dirFault("locking", err)
 }
 
 // checkDir reports whether the directory is marked as a store. It is an error if

@@ -1,0 +1,238 @@
+package interceptors
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+// Defaults of the client.
+const (
+	// DefaultMaxAttempts is how often a call is sent in all.
+	DefaultMaxAttempts = 5
+	// DefaultTotalTimeout bounds a call whose context has no deadline.
+	DefaultTotalTimeout = 60 * time.Second
+)
+
+// ClientOption configures ClientOptions.
+type ClientOption interface{ applyClient(c *clientConfig) error }
+
+// RetryOption is for a connection (ClientOptions) and for a single call.
+type RetryOption interface {
+	grpc.CallOption
+	ClientOption
+}
+
+type clientOption func(c *clientConfig) error
+
+func (f clientOption) applyClient(c *clientConfig) error { return f(c) }
+
+// callOption is an option of a single call.
+type callOption struct {
+	grpc.EmptyCallOption
+	fn func(c *callConfig) error
+}
+
+// retryOption is one of both.
+type retryOption = callOption
+
+func (o callOption) applyClient(c *clientConfig) error { return o.fn(&c.callConfig) }
+
+// callConfig is what a single call may set for itself.
+type callConfig struct {
+	key         *string
+	fresh       bool
+	safe        bool
+	maxAttempts int
+	perTry      time.Duration
+	total       time.Duration
+	backoff     policy.Backoff
+	table       policy.Table
+}
+
+type clientConfig struct {
+	callConfig
+	perCall      []grpc.UnaryClientInterceptor
+	perTry       []grpc.UnaryClientInterceptor
+	safeMethods  map[string]bool
+	dedupMethods map[string]bool
+}
+
+func newClientConfig(opts []ClientOption) (*clientConfig, error) {
+	c := &clientConfig{
+		callConfig: callConfig{
+			maxAttempts: DefaultMaxAttempts, total: DefaultTotalTimeout,
+			backoff: policy.DefaultBackoff(), table: policy.Default(),
+		},
+		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
+	}
+	faults := make([]error, 0, len(opts))
+	for _, o := range opts {
+		faults = append(faults, o.applyClient(c))
+	}
+	return c, errors.Join(faults...)
+}
+
+// WithKey gives a call its key: the same on every retry, after a restart of the
+// process too, best made by Key from business facts. 1-255 bytes of any value,
+// without white space at either end.
+func WithKey(key string) grpc.CallOption {
+	return callOption{fn: func(c *callConfig) error {
+		c.key = &key
+		return nil
+	}}
+}
+
+// WithFreshKey gives a call a new key, a UUID of version 7, unless it has one:
+// its retries within this one call are then harmless. Two calls have two keys.
+// Methods whose proto option requires a key, and those of WithDeduplicated, get
+// one without being asked.
+func WithFreshKey() grpc.CallOption {
+	return callOption{fn: func(c *callConfig) error {
+		c.fresh = true
+		return nil
+	}}
+}
+
+// WithMaxAttempts sets how often a call is sent in all: 1 means no retry, 0 is
+// refused; DefaultMaxAttempts unless set. Waiting for somebody else's run under
+// the same key uses up no attempt.
+func WithMaxAttempts(n int) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		if n < 1 {
+			return fmt.Errorf("max attempts is %d, 1 (no retry) or more are allowed", n)
+		}
+		c.maxAttempts = n
+		return nil
+	}}
+}
+
+// WithPerTryTimeout cuts each try after d; its outcome is then unknown and the
+// call is tried again where that is safe. No cut unless set.
+func WithPerTryTimeout(d time.Duration) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		if d <= 0 {
+			return fmt.Errorf("per-try timeout is %v, it must be more than zero", d)
+		}
+		c.perTry = d
+		return nil
+	}}
+}
+
+// WithTotalTimeout bounds a call, its retries and waits included, where its
+// context has no deadline; DefaultTotalTimeout unless set. A deadline of the
+// context is never moved.
+func WithTotalTimeout(d time.Duration) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		if d <= 0 {
+			return fmt.Errorf("total timeout is %v, it must be more than zero", d)
+		}
+		c.total = d
+		return nil
+	}}
+}
+
+// WithBackoff sets the waits between tries; policy.DefaultBackoff unless set.
+func WithBackoff(b policy.Backoff) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		c.backoff = b
+		return nil
+	}}
+}
+
+// WithErrors sets what status codes mean; policy.Default unless set.
+func WithErrors(t policy.Table) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		c.table = t
+		return nil
+	}}
+}
+
+// WithSafeToRetry lists methods, by full name, that may be sent again without a
+// key.
+func WithSafeToRetry(fullMethods ...string) ClientOption {
+	return listed(fullMethods, func(c *clientConfig) map[string]bool { return c.safeMethods })
+}
+
+// WithDeduplicated lists methods, by full name, whose server deduplicates
+// although no proto option says so: calls without a key get a fresh one.
+func WithDeduplicated(fullMethods ...string) ClientOption {
+	return listed(fullMethods, func(c *clientConfig) map[string]bool { return c.dedupMethods })
+}
+
+func listed(fullMethods []string, of func(*clientConfig) map[string]bool) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		var faults []error
+		for _, m := range fullMethods {
+			faults = append(faults, methodName(m))
+			of(c)[m] = true
+		}
+		return errors.Join(faults...)
+	})
+}
+
+// PerCall adds interceptors around a whole call, retries included, in this order.
+func PerCall(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.perCall = append(c.perCall, interceptors...)
+		return nil
+	})
+}
+
+// PerTry adds interceptors around every single try, in this order: short-lived
+// tokens, for example.
+func PerTry(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.perTry = append(c.perTry, interceptors...)
+		return nil
+	})
+}
+
+// idempotency is how far a method may be sent again without a key.
+type idempotency uint8
+
+const (
+	unsafe     idempotency = iota
+	idempotent             // again, but it has effects
+	readOnly
+)
+
+// clientMethod is what the client knows of a method.
+type clientMethod struct {
+	operation    string
+	level        idempotency
+	deduplicated bool
+}
+
+func (c *clientConfig) policyOf(fullMethod string) clientMethod {
+	m := clientMethod{operation: fullMethod}
+	if d := findMethod(fullMethod); d != nil {
+		option, level := describe(d)
+		m.operation = cmp.Or(option.GetOperation(), fullMethod)
+		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
+		switch level {
+		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
+			m.level = readOnly
+		case descriptorpb.MethodOptions_IDEMPOTENT:
+			m.level = idempotent
+		case descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
+		}
+	}
+	if c.safeMethods[fullMethod] && m.level == unsafe {
+		m.level = idempotent
+	}
+	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
+	return m
+}
+
+// inputInvalid refuses a call before anything is sent.
+func inputInvalid(err error) error {
+	return refusal{reason: dedupv1.Reason_REASON_INPUT_INVALID, message: err.Error(), field: "options"}.err()
+}

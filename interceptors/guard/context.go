@@ -1,0 +1,107 @@
+package guard
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+)
+
+// Left is the worst that a run's doings so far may have left behind. It decides
+// whether an error may free the key.
+type Left int32
+
+// The grades, from harmless to worst.
+const (
+	// LeftClean: nothing that we know of.
+	LeftClean Left = iota
+	// LeftApplied: an effect was applied.
+	LeftApplied
+	// LeftUnknown: an effect may have been applied.
+	LeftUnknown
+)
+
+type runKey struct{}
+
+// run is what a run's context carries.
+type run struct {
+	hold           *hold
+	callerDeadline time.Time
+	left           atomic.Int32
+}
+
+func runFrom(ctx context.Context) *run {
+	r, _ := ctx.Value(runKey{}).(*run)
+	return r
+}
+
+// FenceFrom returns the fence of the grant that ctx runs under. Hand it to
+// resources that refuse fences below the highest they have seen. ok is false
+// outside a guarded run.
+func FenceFrom(ctx context.Context) (fence int64, ok bool) {
+	if r := runFrom(ctx); r != nil {
+		return r.hold.fence, true
+	}
+	return 0, false
+}
+
+// RecordIDFrom returns the id, 32 bytes, of the record that ctx runs under; nil
+// outside a guarded run.
+func RecordIDFrom(ctx context.Context) []byte {
+	if r := runFrom(ctx); r != nil {
+		return r.hold.recordID
+	}
+	return nil
+}
+
+// CallerDeadline returns the deadline that the caller set. The run's own context
+// does not end with it: a caller that leaves changes nothing. ok is false where
+// the caller set none, and outside a guarded run.
+func CallerDeadline(ctx context.Context) (deadline time.Time, ok bool) {
+	if r := runFrom(ctx); r != nil {
+		return r.callerDeadline, !r.callerDeadline.IsZero()
+	}
+	return time.Time{}, false
+}
+
+// LeaseEnd returns the time after which no effect of this run may land, as known
+// now: the end of its lease less the margin. ok is true only in runs whose
+// operation reconciles on the basis BOUNDED; there every outgoing call must carry
+// a deadline no later than this. Our client interceptor sees to it for gRPC.
+func LeaseEnd(ctx context.Context) (end time.Time, ok bool) {
+	r := runFrom(ctx)
+	if r == nil || r.hold.call.Basis != dedupv1.Basis_BASIS_BOUNDED {
+		return time.Time{}, false
+	}
+	return r.hold.stopBy(), true
+}
+
+// MarkEffect tells the engine that an effect which it cannot see (SQL, an SDK)
+// is about to be applied: from here on an error leaves the outcome unknown,
+// unless it is explicitly marked as not applied. Call it before the first such
+// effect. Outside a guarded run it does nothing. Safe for concurrent use.
+func MarkEffect(ctx context.Context) { Mark(ctx, LeftApplied) }
+
+// Mark raises what the run has left behind to at least l. Safe for concurrent
+// use; outside a guarded run it does nothing.
+func Mark(ctx context.Context, l Left) {
+	r := runFrom(ctx)
+	if r == nil {
+		return
+	}
+	for {
+		was := r.left.Load()
+		if was >= int32(l) || r.left.CompareAndSwap(was, int32(l)) {
+			return
+		}
+	}
+}
+
+// LeftBehind returns the worst that was marked on the run of ctx.
+func LeftBehind(ctx context.Context) Left {
+	if r := runFrom(ctx); r != nil {
+		return Left(r.left.Load())
+	}
+	return LeftClean
+}

@@ -1,0 +1,240 @@
+package guard
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+// Config configures an Engine.
+type Config struct {
+	// Dedup reaches dedupd; required. Its connection must not retry by itself
+	// (grpc.WithDisableRetry), so that retries of two layers do not multiply.
+	Dedup dedupv1.DedupServiceClient
+	// Namespace is the unit of administration that the records belong to;
+	// required.
+	Namespace string
+	// Logger takes what an operator should know: lost leases, answers that could
+	// not be delivered. Never a key, request or response. Nil: nothing is logged.
+	Logger *slog.Logger
+	// Observer is told of the same events, for counting.
+	Observer Observer
+}
+
+func (c *Config) withDefaults() {
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+}
+
+func (c *Config) validate() error {
+	if c.Dedup == nil {
+		return errors.New("guard: give a client of dedupd")
+	}
+	if c.Namespace == "" {
+		return errors.New("guard: name the namespace that the records belong to")
+	}
+	return nil
+}
+
+// Observer counts what happens. Every function may be nil; they are called from
+// many goroutines and must not block.
+type Observer struct {
+	// Granted: a run begins.
+	Granted func(operation string)
+	// Replayed: a repeat got the stored answer.
+	Replayed func(operation string)
+	// Refused: the work was not run, or its answer was withheld.
+	Refused func(operation string, reason dedupv1.Reason)
+	// LeaseLost: a run was cancelled because its lease could not be kept.
+	LeaseLost func(operation string)
+	// Unacknowledged: a Complete or Release did not reach dedupd in time; it is
+	// tried further in the background.
+	Unacknowledged func(operation string)
+	// Undelivered: such a Complete or Release was given up.
+	Undelivered func(operation string)
+	// Superseded: a Complete came too late, another holder had the record.
+	Superseded func(operation string)
+}
+
+func count(f func(string), operation string) {
+	if f != nil {
+		f(operation)
+	}
+}
+
+// Engine runs keyed work. It is safe for concurrent use.
+type Engine struct {
+	dedup     dedupv1.DedupServiceClient
+	namespace string
+	log       *slog.Logger
+	observe   Observer
+	often     policy.Backoff // between tries that somebody waits for
+	seldom    policy.Backoff // between tries in the background
+
+	// life ends with Close; runs and background deliveries stop by it.
+	life context.Context //nolint:containedctx // the engine's own lifetime, not a call's
+	end  context.CancelCauseFunc
+
+	mu      sync.Mutex
+	closed  bool
+	pending int            // background deliveries
+	wg      sync.WaitGroup // the same, for Close
+}
+
+// New returns an engine, or an error that says what is missing. The engine
+// starts no goroutine of its own; Close it when the service stops.
+func New(c Config) (*Engine, error) {
+	c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	often, err := policy.NewBackoff(tryBase, tryCap, policy.DefaultFactor)
+	if err != nil {
+		return nil, err
+	}
+	seldom, err := policy.NewBackoff(laterBase, laterCap, policy.DefaultFactor)
+	if err != nil {
+		return nil, err
+	}
+	life, end := context.WithCancelCause(context.Background())
+	return &Engine{
+		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
+		often: often, seldom: seldom, life: life, end: end,
+	}, nil
+}
+
+// Close ends the contexts of all runs with ErrClosed, gives up what is still to
+// be delivered in the background, and waits for that to have stopped. Runs that
+// are still going on may end after it; they still deliver their outcome, for as
+// long as a foreground delivery takes. A second Close does nothing.
+func (e *Engine) Close() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.end(ErrClosed)
+	e.wg.Wait()
+}
+
+// work is one call on its way through the engine.
+type work struct {
+	e        *Engine
+	call     Call
+	identity *dedupv1.Identity
+	recordID []byte
+}
+
+// Do runs the work, or answers from the record. The Result says whether the
+// run's own answer stands or a stored one takes its place. Every error is a
+// *RefusalError, except for a caller that left before anything ran (its context's
+// error, as a status) and a Call that is malformed. A panic of the run is
+// recorded as an unknown outcome and goes on.
+func (e *Engine) Do(ctx context.Context, c Call, run Run) (Result, error) {
+	c.withDefaults()
+	if err := c.validate(); err != nil {
+		return Result{}, err
+	}
+	if e.life.Err() != nil {
+		return Result{}, ErrClosed
+	}
+	id := &dedupv1.Identity{Namespace: e.namespace, Operation: c.Operation, Caller: c.Caller, Key: c.Key}
+	w := &work{e: e, call: c, identity: id, recordID: recordID(id)}
+	res, err := w.do(ctx, run)
+	if err == nil {
+		res.RecordID = w.recordID
+		if res.Stored != nil && !res.Applied {
+			count(e.observe.Replayed, c.Operation)
+		}
+		return res, nil
+	}
+	var refusal *RefusalError
+	if errors.As(err, &refusal) && e.observe.Refused != nil {
+		e.observe.Refused(c.Operation, refusal.Reason)
+	}
+	return Result{RecordID: w.recordID}, err
+}
+
+func (w *work) do(ctx context.Context, run Run) (Result, error) {
+	h, stored, err := w.reserve(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	if h == nil {
+		return Result{Stored: stored, Ends: stored.GetEnds()}, nil
+	}
+	runCtx, stop := h.start(ctx)
+	defer stop()
+	if h.mode == dedupv1.Mode_MODE_RECONCILE {
+		res, begun, err := h.reconcile(runCtx)
+		if !begun {
+			return res, err
+		}
+	}
+	return h.run(runCtx, run)
+}
+
+// run runs the work under the lease and delivers how it ended.
+func (h *hold) run(ctx context.Context, run Run) (Result, error) {
+	count(h.e.observe.Granted, h.call.Operation)
+	ended := false
+	defer func() {
+		// A panic, or a handler that ended its goroutine: it goes on its way, but
+		// first it is on record that nobody knows what was applied.
+		if !ended {
+			h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: "the handler panicked"})
+		}
+	}()
+	ending := run(ctx, h.attempt())
+	ended = true
+	h.ran.Store(true)
+	if ending.Outcome == nil {
+		h.release(ctx, ending)
+		return Result{}, nil
+	}
+	return h.complete(ctx, ending.Outcome)
+}
+
+// later delivers something in the background, for up to laterTime, at most
+// maxPending at a time. deliver is called until it returns true. ctx lends its
+// values, not its end.
+func (e *Engine) later(ctx context.Context, operation string, deliver func(context.Context) bool) {
+	e.mu.Lock()
+	ok := !e.closed && e.pending < maxPending
+	if ok {
+		e.pending++
+		e.wg.Add(1)
+	}
+	e.mu.Unlock()
+	if !ok {
+		e.undelivered(ctx, operation)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), laterTime)
+	unhook := context.AfterFunc(e.life, cancel) //nolint:contextcheck // a second end: the engine's
+	go func() {
+		defer func() {
+			unhook()
+			cancel()
+			e.mu.Lock()
+			e.pending--
+			e.mu.Unlock()
+			e.wg.Done()
+		}()
+		for n := 0; !deliver(ctx); n++ {
+			if !pause(ctx, e.seldom.Wait(n, 0, rand.Int64N)) {
+				e.undelivered(ctx, operation)
+				return
+			}
+		}
+	}()
+}
+
+func (e *Engine) undelivered(ctx context.Context, operation string) {
+	count(e.observe.Undelivered, operation)
+	e.log.LogAttrs(ctx, slog.LevelError, "gave up telling dedupd how a run ended; its record stays unfinished until it is reconciled or resolved",
+		slog.String("operation", operation))
+}

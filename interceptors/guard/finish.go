@@ -1,0 +1,183 @@
+package guard
+
+import (
+	"context"
+	"crypto/sha256"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+)
+
+// settleRetry is the hint of an unknown outcome that may settle by itself.
+const settleRetry = time.Second
+
+// finishing is the context of what ends a run: the caller's values, its own
+// time, nobody's cancel.
+func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), finishTime)
+}
+
+// complete stores the outcome and says whether the run's own answer stands.
+func (h *hold) complete(ctx context.Context, o *dedupv1.Outcome) (Result, error) {
+	ctx, cancel := finishing(ctx)
+	defer cancel()
+	resp, req, err := h.tellComplete(ctx, o)
+	reason, _ := reasonOf(err)
+	switch {
+	case err == nil && resp.GetState() == dedupv1.State_STATE_COMPLETED:
+		return Result{Ends: resp.GetEnds()}, nil
+	case err == nil:
+		// An error of a run that began while an earlier outcome was unknown
+		// settles nothing.
+		return Result{}, h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, settleRetry, nil)
+	case reason == dedupv1.Reason_REASON_STALE_HOLDER:
+		return h.superseded(ctx)
+	}
+	count(h.e.observe.Unacknowledged, h.call.Operation)
+	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd did not acknowledge an outcome; trying further in the background",
+		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
+		slog.String("code", status.Code(err).String()))
+	h.completeLater(ctx, req)
+	if h.call.ownAnswerStands() {
+		return Result{}, nil
+	}
+	refusal := h.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, err)
+	refusal.Unknown = true
+	return Result{}, refusal
+}
+
+// tellComplete sends the outcome; where dedupd refuses it for what it holds, it
+// sends what is left of it without the answer, so that a repeat is told that the
+// work was done. It returns the request to go on with.
+func (h *hold) tellComplete(ctx context.Context, o *dedupv1.Outcome) (*dedupv1.CompleteResponse, *dedupv1.CompleteRequest, error) {
+	req := &dedupv1.CompleteRequest{Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence, Outcome: o}
+	if h.call.Retention > 0 {
+		req.Retention = durationpb.New(h.call.Retention)
+	}
+	var resp *dedupv1.CompleteResponse
+	send := func(ctx context.Context) (err error) {
+		resp, err = h.e.dedup.Complete(ctx, req)
+		return err
+	}
+	err := h.e.tell(ctx, send)
+	reason, _ := reasonOf(err)
+	if err == nil || !answered(err) || reason == dedupv1.Reason_REASON_STALE_HOLDER {
+		return resp, req, err
+	}
+	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd refused an outcome; completing without the answer",
+		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
+		slog.String("code", status.Code(err).String()))
+	req = &dedupv1.CompleteRequest{
+		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence,
+		Outcome: withoutAnswer(o), Retention: req.GetRetention(),
+	}
+	return resp, req, h.e.tell(ctx, send)
+}
+
+// withoutAnswer keeps of an outcome that it was there, its size and its hash.
+func withoutAnswer(o *dedupv1.Outcome) *dedupv1.Outcome {
+	if om := o.GetOmitted(); om != nil {
+		return &dedupv1.Outcome{Result: &dedupv1.Outcome_Omitted{Omitted: om}}
+	}
+	answer := o.GetResponse().GetValue()
+	if o.GetResponse() == nil {
+		answer = o.GetStatus()
+	}
+	sum := sha256.Sum256(answer)
+	return &dedupv1.Outcome{Result: &dedupv1.Outcome_Omitted{Omitted: &dedupv1.OmittedResponse{
+		Size: int64(len(answer)), Sha256: sum[:], TypeUrl: o.GetResponse().GetTypeUrl(),
+	}}}
+}
+
+func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest) {
+	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
+		try, cancel := trying(ctx, tryTime)
+		defer cancel()
+		_, err := h.e.dedup.Complete(try, req)
+		if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_STALE_HOLDER {
+			h.tooLate(ctx)
+		}
+		return err == nil || answered(err)
+	})
+}
+
+func (h *hold) tooLate(ctx context.Context) {
+	count(h.e.observe.Superseded, h.call.Operation)
+	h.e.log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; dedupd keeps the conflict",
+		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+}
+
+// superseded answers for a holder whose record was no longer its own: with the
+// stored outcome, never with its own.
+func (h *hold) superseded(ctx context.Context) (Result, error) {
+	h.tooLate(ctx)
+	var resp *dedupv1.LookupResponse
+	err := h.e.tell(ctx, func(ctx context.Context) (err error) {
+		resp, err = h.e.dedup.Lookup(ctx, &dedupv1.LookupRequest{
+			Record:       &dedupv1.LookupRequest_Identity{Identity: h.identity},
+			Fingerprints: h.call.Fingerprints,
+		})
+		return err
+	})
+	if err == nil && resp.GetCompleted() != nil && !resp.GetCompleted().GetKept() {
+		return Result{Stored: resp.GetCompleted(), Ends: resp.GetCompleted().GetEnds()}, nil
+	}
+	retry := settleRetry
+	switch state := resp.GetRecord().GetState(); {
+	case err != nil && answered(err), err == nil && state != dedupv1.State_STATE_RESERVED && state != dedupv1.State_STATE_UNKNOWN:
+		retry = 0 // nobody is going to settle it: the record is gone, or serves another request
+	}
+	return Result{}, h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, retry, err)
+}
+
+// release ends a run without a stored outcome. What cannot be delivered goes on
+// in the background: the caller's answer does not depend on it.
+func (h *hold) release(ctx context.Context, e Ending) {
+	ctx, cancel := finishing(ctx)
+	defer cancel()
+	req := &dedupv1.ReleaseRequest{
+		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence,
+		Effect: e.Effect, Error: e.Kept, Note: e.Note,
+	}
+	if e.Effect == dedupv1.Effect_EFFECT_UNSPECIFIED {
+		req.Effect = dedupv1.Effect_EFFECT_UNKNOWN
+	}
+	if e.Kept != nil {
+		req.Hold = durationpb.New(e.Hold)
+	}
+	send := func(ctx context.Context) error {
+		_, err := h.e.dedup.Release(ctx, req)
+		return err
+	}
+	err := h.e.tell(ctx, send)
+	if reason, _ := reasonOf(err); err == nil || reason == dedupv1.Reason_REASON_STALE_HOLDER {
+		return // a re-sent Release that finds the record gone on has been done
+	}
+	if answered(err) && req.GetError() != nil {
+		req.Error, req.Hold = nil, nil // the error itself was refused: release without it
+		err = h.e.tell(ctx, send)
+	}
+	if err == nil || answered(err) {
+		return
+	}
+	count(h.e.observe.Unacknowledged, h.call.Operation)
+	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
+		try, cancel := trying(ctx, tryTime)
+		defer cancel()
+		err := send(try)
+		return err == nil || answered(err)
+	})
+}
+
+// giveBack ends a grant under which nothing ran.
+func (h *hold) giveBack(ctx context.Context) {
+	effect := dedupv1.Effect_EFFECT_NONE
+	if h.mode == dedupv1.Mode_MODE_RECONCILE {
+		effect = dedupv1.Effect_EFFECT_UNKNOWN
+	}
+	h.release(ctx, Ending{Effect: effect, Note: "granted too late to run"})
+}

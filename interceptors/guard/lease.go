@@ -1,0 +1,164 @@
+package guard
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+)
+
+// hold is a grant in this process's hands.
+type hold struct {
+	*work
+	attemptID []byte
+	fence     int64
+	mode      dedupv1.Mode // RUN from BeginRun on
+	grant     *dedupv1.Granted
+	skew      time.Duration
+	ran       atomic.Bool // the run has ended: losing the lease harms nothing
+
+	mu sync.Mutex
+	// end of the lease, never later than the store's own idea of it: what an
+	// answer says is left is counted from when its request was sent, by the
+	// monotonic clock.
+	end time.Time
+}
+
+// granted takes a grant into our hands; nil for one that this build cannot read.
+func (w *work) granted(g *dedupv1.Granted, attemptID []byte, sent time.Time) *hold {
+	if g.GetFence() <= 0 || g.GetMode() != dedupv1.Mode_MODE_RUN && g.GetMode() != dedupv1.Mode_MODE_RECONCILE {
+		return nil
+	}
+	h := &hold{
+		work: w, attemptID: attemptID, fence: g.GetFence(), mode: g.GetMode(), grant: g,
+		skew: g.GetSkew().AsDuration(),
+	}
+	h.renew(sent, g.GetLeaseLeft())
+	return h
+}
+
+func (h *hold) attempt() Attempt {
+	return Attempt{
+		RecordID: h.recordID, Fence: h.fence, EarlierGrants: h.grant.GetEarlierGrants(),
+		LastRunEnded: h.grant.GetLastRunEndedAge().AsDuration(), MaxOutcomeBytes: h.grant.GetMaxOutcomeBytes(),
+	}
+}
+
+// margin is how long before the lease's end the work stops.
+func (h *hold) margin() time.Duration { return h.skew + h.call.Lease/10 }
+
+func (h *hold) renew(sent time.Time, left *durationpb.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if end := sent.Add(left.AsDuration()); end.After(h.end) {
+		h.end = end
+	}
+}
+
+func (h *hold) leaseEnd() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.end
+}
+
+// stopBy is when the work must have stopped unless the lease is extended.
+func (h *hold) stopBy() time.Time { return h.leaseEnd().Add(-h.margin()) }
+
+// fits reports whether enough of the lease is left to run. A grant that was
+// waited for looks older from here than it is; extending it tells.
+func (h *hold) fits(ctx context.Context) bool {
+	if time.Now().Before(h.stopBy()) {
+		return true
+	}
+	if h.grant.GetLeaseLeft().AsDuration() <= h.margin() {
+		return false
+	}
+	return h.extend(ctx, h.call.Lease/3) == nil && time.Now().Before(h.stopBy())
+}
+
+func (h *hold) extend(ctx context.Context, timeout time.Duration) error {
+	try, cancel := trying(ctx, timeout)
+	defer cancel()
+	sent := time.Now()
+	resp, err := h.e.dedup.Extend(try, &dedupv1.ExtendRequest{
+		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence, Lease: durationpb.New(h.call.Lease),
+	})
+	if err == nil {
+		h.renew(sent, resp.GetLeaseLeft())
+	}
+	return err
+}
+
+// start makes the context of the run and begins to keep the lease. stop ends
+// both and waits for the keeper.
+func (h *hold) start(caller context.Context) (ctx context.Context, stop func()) {
+	r := &run{hold: h}
+	r.callerDeadline, _ = caller.Deadline()
+	ctx = context.WithValue(context.WithoutCancel(caller), runKey{}, r)
+	ctx, endRun := context.WithTimeoutCause(ctx, h.call.MaxRun, ErrMaxRun)
+	ctx, lose := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(h.e.life, func() { lose(ErrClosed) })
+	keeping, stopKeeping := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		h.keep(keeping, lose)
+	}()
+	return ctx, func() {
+		unhook()
+		stopKeeping()
+		<-kept
+		lose(context.Canceled)
+		endRun()
+	}
+}
+
+// keep extends the lease every third of it, and ends the run by the margin
+// before a lease that cannot be extended. It stops when the run has had its
+// time, so that a handler that ignores its context does not hold the key for
+// ever.
+func (h *hold) keep(ctx context.Context, lose context.CancelCauseFunc) {
+	lease := h.call.Lease
+	notBefore := time.Now()
+	for {
+		next := h.leaseEnd().Add(-lease * 2 / 3)
+		if next.Before(notBefore) {
+			next = notBefore
+		}
+		if stop := h.stopBy(); stop.Before(next) {
+			next = stop
+		}
+		if !pause(ctx, time.Until(next)) {
+			return
+		}
+		left := time.Until(h.stopBy())
+		if left <= 0 {
+			h.lost(ctx, lose)
+			return
+		}
+		err := h.extend(ctx, min(lease/6, left))
+		if ctx.Err() != nil {
+			return
+		}
+		if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_STALE_HOLDER {
+			h.lost(ctx, lose)
+			return
+		}
+		notBefore = time.Now().Add(lease / 20)
+	}
+}
+
+func (h *hold) lost(ctx context.Context, lose context.CancelCauseFunc) {
+	if h.ran.Load() {
+		return
+	}
+	lose(ErrLeaseLost)
+	count(h.e.observe.LeaseLost, h.call.Operation)
+	h.e.log.LogAttrs(ctx, slog.LevelError, "the lease could not be extended; the run was told to stop",
+		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+}

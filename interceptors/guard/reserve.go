@@ -1,0 +1,151 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+const (
+	minRetryAfter = 20 * time.Millisecond
+	maxAskWait    = 30 * time.Second // dedupd's own limit of a wait
+	downRetry     = time.Second      // hint while dedupd cannot be reached
+)
+
+var errUnreadable = errors.New("dedupd's answer cannot be read; it may be of a newer version")
+
+// reserve asks for the key until it is granted with enough lease to run, or
+// answered otherwise. Exactly one of the three results is set.
+func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error) {
+	waitUntil := time.Now().Add(w.wait(caller))
+	ctx, cancel := context.WithDeadline(caller, waitUntil.Add(reserveTime))
+	defer cancel()
+	for range regrants {
+		h, stored, err := w.ask(ctx, newAttemptID(), waitUntil)
+		if caller.Err() != nil && h == nil && stored == nil {
+			return nil, nil, callerGone(caller)
+		}
+		if err != nil || stored != nil {
+			return nil, stored, err
+		}
+		if h == nil {
+			continue // the attempt id was spent on the way: a late copy of ours
+		}
+		if h.fits(ctx) {
+			return h, nil, nil
+		}
+		h.giveBack(ctx)
+		// Where clocks may differ much the margin can eat up a short lease.
+		w.call.Lease = max(w.call.Lease, min(MaxLease, 5*h.skew))
+	}
+	w.e.log.LogAttrs(caller, slog.LevelWarn, "every grant came with too little lease left to run; ask for a longer lease or look at dedupd's latency",
+		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)))
+	return nil, nil, w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, nil)
+}
+
+// wait is how long this call may wait for somebody else's run: it is answered
+// before the caller's deadline, never after it.
+func (w *work) wait(caller context.Context) time.Duration {
+	wait := w.call.Wait
+	if deadline, ok := caller.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)-replyMargin)
+	}
+	return max(0, wait)
+}
+
+// ask sends one Reserve, under one attempt id, until its answer is read.
+func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (*hold, *dedupv1.Completed, error) {
+	tries := max(1, reserveTries+1-w.call.Attempt)
+	unread := 0
+	for {
+		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
+		try, cancel := trying(ctx, tryTime+wait)
+		sent := time.Now()
+		resp, err := w.e.dedup.Reserve(try, w.reserveRequest(attemptID, wait))
+		cancel()
+		if err == nil {
+			switch a := resp.GetAnswer().(type) {
+			case *dedupv1.ReserveResponse_Granted:
+				if h := w.granted(a.Granted, attemptID, sent); h != nil {
+					return h, nil, nil
+				}
+			case *dedupv1.ReserveResponse_Completed:
+				return nil, a.Completed, nil
+			case *dedupv1.ReserveResponse_InProgress:
+				retry := max(a.InProgress.GetRetryAfter().AsDuration(), minRetryAfter)
+				if time.Until(waitUntil) > retry && pause(ctx, retry) {
+					continue
+				}
+				w.disown(ctx, attemptID, unread)
+				return nil, nil, w.refuse(dedupv1.Reason_REASON_IN_PROGRESS, retry, nil)
+			}
+			err = errUnreadable
+		} else if answered(err) {
+			w.disown(ctx, attemptID, unread)
+			return nil, nil, w.refused(ctx, err)
+		}
+		unread++
+		if unread == tries || !w.e.pause(ctx, unread-1) {
+			w.disown(ctx, attemptID, unread)
+			return nil, nil, w.refused(ctx, err)
+		}
+	}
+}
+
+func (w *work) reserveRequest(attemptID []byte, wait time.Duration) *dedupv1.ReserveRequest {
+	return &dedupv1.ReserveRequest{
+		Identity: w.identity, Fingerprints: w.call.Fingerprints, AttemptId: attemptID,
+		Lease: durationpb.New(w.call.Lease), Wait: durationpb.New(wait),
+		OnUnknown: w.call.onUnknown(), Basis: w.call.Basis,
+	}
+}
+
+// refused turns an error of dedupd into the refusal that the caller gets; nil
+// for a spent attempt id, which is asked for anew.
+func (w *work) refused(ctx context.Context, err error) error {
+	reason, retryAfter := reasonOf(err)
+	switch {
+	case reason == dedupv1.Reason_REASON_STALE_HOLDER:
+		return nil
+	case reason != dedupv1.Reason_REASON_UNSPECIFIED && reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE,
+		dedupdSaid(err) && answered(err):
+		return w.refuse(reason, retryAfter, err)
+	}
+	w.e.log.LogAttrs(ctx, slog.LevelWarn, "dedupd cannot be reached; the call is refused, nothing was run",
+		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)),
+		slog.String("code", status.Code(err).String()))
+	return w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, max(retryAfter, downRetry), err)
+}
+
+// dedupdSaid reports a refusal of dedupd, be its reason known to this build or
+// not.
+func dedupdSaid(err error) bool {
+	_, ok := policy.RefusalOf(err)
+	return ok
+}
+
+// disown gives back, in the background, what an attempt id may have been
+// granted without our having read it: else a grant that nobody knows of would
+// block the key.
+func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
+	if unread == 0 {
+		return
+	}
+	req := &dedupv1.ReleaseRequest{
+		Identity: w.identity, AttemptId: attemptID, Effect: dedupv1.Effect_EFFECT_NONE,
+		Note: "the grant was never read",
+	}
+	w.e.later(ctx, w.call.Operation, func(ctx context.Context) bool {
+		try, cancel := trying(ctx, tryTime)
+		defer cancel()
+		_, err := w.e.dedup.Release(try, req)
+		return err == nil || answered(err)
+	})
+}

@@ -1,0 +1,78 @@
+package guard
+
+import (
+	"context"
+	"crypto/rand"
+	mrand "math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+)
+
+// The one budget of calls to dedupd, per attempt of the client: up to
+// reserveTries Reserves (fewer on later attempts), finishTries of each call that
+// begins or ends a run, and one Extend per third of the lease.
+const (
+	reserveTries = 3
+	finishTries  = 5
+	regrants     = 3 // new attempt ids after grants that came too late to run
+
+	reserveTime = 5 * time.Second // for a Reserve, beside the time it waits
+	tryTime     = 2 * time.Second // for one try, beside the time it waits
+	finishTime  = 5 * time.Second // for Complete, Release, BeginRun and Lookup
+	replyMargin = 200 * time.Millisecond
+
+	tryBase = 25 * time.Millisecond
+	tryCap  = time.Second
+
+	maxPending = 1024 // background deliveries at a time
+	laterBase  = 100 * time.Millisecond
+	laterCap   = 30 * time.Second
+	laterTime  = 10 * time.Minute
+)
+
+// newAttemptID names one try.
+func newAttemptID() []byte {
+	id := make([]byte, 16)
+	_, _ = rand.Read(id) // never fails: crypto/rand ends the process rather than return an error
+	return id
+}
+
+// pause waits for d; false when ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// pause waits before try n+2 of a call; false when ctx ended first.
+func (e *Engine) pause(ctx context.Context, n int) bool {
+	return pause(ctx, e.often.Wait(n, 0, mrand.Int64N))
+}
+
+// trying is the context of one call to dedupd. What the caller's own calls carry
+// as outgoing metadata is none of dedupd's business.
+func trying(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), timeout)
+}
+
+// tell sends one call to dedupd until it is answered, within finishTries and
+// ctx. The message must be safe to repeat.
+func (e *Engine) tell(ctx context.Context, send func(context.Context) error) error {
+	for n := 0; ; n++ {
+		try, cancel := trying(ctx, tryTime)
+		err := send(try)
+		cancel()
+		if err == nil || answered(err) {
+			return err
+		}
+		if n+1 == finishTries || !e.pause(ctx, n) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,296 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/storage"
+)
+
+// Defaults and limits of the server.
+const (
+	// DefaultDrainTimeout is how long Run lets calls finish before it cuts them.
+	DefaultDrainTimeout = 20 * time.Second
+	// DefaultSweepEvery is the pause between two rounds of deleting.
+	DefaultSweepEvery = time.Minute
+	// MaxMessage is the largest gRPC message either way, in bytes.
+	MaxMessage = 8 << 20
+)
+
+// Config is what a server is made of; zero values mean the stated defaults.
+type Config struct {
+	// Store keeps the records; required. The server does not close it.
+	Store storage.Store
+	// Logger gets everything that is logged; nil discards. Calls are logged at
+	// debug level, faults and conflicts at error level, an operator's verdicts at
+	// info level under the group "audit". No line holds a key, a request or a
+	// response.
+	Logger *slog.Logger
+	// Registry gets the metrics and is served on /metrics. nil means a fresh one
+	// with the Go runtime's and the process's own metrics. Two servers cannot
+	// share one.
+	Registry *prometheus.Registry
+	// TracerProvider makes a span of every call over the network, as a child of
+	// the caller's (W3C trace context); nil traces nothing and costs nothing.
+	TracerProvider trace.TracerProvider
+	// Retention of a settled record: 1 min to 400 d; zero means
+	// storage.DefaultRetention.
+	Retention time.Duration
+	// Tombstone is how long a repeat past the retention is refused with
+	// KEY_EXPIRED: 0 (not at all) to 400 d; nil means storage.DefaultTombstone.
+	Tombstone *time.Duration
+	// MaxOutcome is the largest response that Complete takes, in bytes: up to
+	// storage.CeilMaxOutcome; zero means storage.DefaultMaxOutcome.
+	MaxOutcome int
+	// DrainTimeout is how long Run lets calls finish once its context has ended;
+	// zero means DefaultDrainTimeout.
+	DrainTimeout time.Duration
+	// SweepEvery is the pause between two rounds of deleting records whose time
+	// is over; zero means DefaultSweepEvery.
+	SweepEvery time.Duration
+	// Version is told as the metric dedupd_build_info.
+	Version string
+
+	validator protovalidate.Validator // of the proto's limits; nil makes one
+}
+
+func (c Config) withDefaults() Config {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Registry == nil {
+		c.Registry = prometheus.NewRegistry()
+		c.Registry.MustRegister(collectors.NewGoCollector(),
+			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
+	if c.Tombstone == nil {
+		c.Tombstone = new(storage.DefaultTombstone)
+	}
+	c.Retention = cmp.Or(c.Retention, storage.DefaultRetention)
+	c.MaxOutcome = cmp.Or(c.MaxOutcome, storage.DefaultMaxOutcome)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
+	c.SweepEvery = cmp.Or(c.SweepEvery, DefaultSweepEvery)
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.Store == nil:
+		return errors.New("server: set Config.Store")
+	case c.Retention < storage.MinRetention || c.Retention > storage.MaxRetention:
+		return fmt.Errorf("server: retention is %s, set %s to %s", c.Retention, storage.MinRetention, storage.MaxRetention)
+	case *c.Tombstone < 0 || *c.Tombstone > storage.MaxTombstone:
+		return fmt.Errorf("server: tombstone is %s, set 0 to %s", *c.Tombstone, storage.MaxTombstone)
+	case c.MaxOutcome < 1 || c.MaxOutcome > storage.CeilMaxOutcome:
+		return fmt.Errorf("server: largest outcome is %d bytes, set 1 to %d", c.MaxOutcome, storage.CeilMaxOutcome)
+	case c.DrainTimeout < 0:
+		return fmt.Errorf("server: drain timeout is %s, set a positive one", c.DrainTimeout)
+	case c.SweepEvery < 0:
+		return fmt.Errorf("server: sweep interval is %s, set a positive one", c.SweepEvery)
+	}
+	return nil
+}
+
+// Server is one dedupd. It is safe for concurrent use.
+type Server struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	gate    *gate
+	waiters *waiters
+	health  *healthLoop
+	sweeper *sweeper
+	core    *core
+	unary   grpc.UnaryServerInterceptor
+	conn    *conn
+	streams context.Context // ends the streams that would outlast a drain
+	cut     context.CancelFunc
+	ran     atomic.Bool
+
+	healthServer *health.Server
+}
+
+// New makes a server that is ready for Conn; Run opens it to the network. It
+// fails on a setting out of its limits, or on a registry that already holds a
+// server's metrics.
+func New(cfg Config) (*Server, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store.Skew())}
+	s.streams, s.cut = context.WithCancel(context.Background())
+	var err error
+	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, s.waiters)
+	if err != nil {
+		return nil, err
+	}
+	s.healthServer = health.NewServer()
+	s.health = newHealthLoop(cfg.Store, s.healthServer, s.log)
+	s.sweeper = &sweeper{store: cfg.Store, every: cfg.SweepEvery, log: s.log, swept: s.metrics.swept}
+	s.core = &core{
+		store:      &retrying{store: cfg.Store, retries: s.metrics.storeRetries},
+		terms:      storage.Terms{Retention: cfg.Retention, Tombstone: *cfg.Tombstone},
+		maxOutcome: cfg.MaxOutcome,
+		skew:       cfg.Store.Skew(),
+		waiters:    s.waiters,
+		metrics:    s.metrics,
+		log:        s.log,
+	}
+	s.unary, err = s.unaryChain()
+	if err != nil {
+		return nil, err
+	}
+	s.conn = newConn(s.unary)
+	s.register(s.conn)
+	return s, nil
+}
+
+func (s *Server) register(to grpc.ServiceRegistrar) {
+	dedupv1.RegisterDedupServiceServer(to, &dedupService{core: s.core})
+	dedupv1.RegisterAdminServiceServer(to, &adminService{core: s.core})
+	grpc_health_v1.RegisterHealthServer(to, s.healthServer)
+}
+
+// grpcServer is made by Run: its workers start with it.
+func (s *Server) grpcServer() *grpc.Server {
+	g := grpc.NewServer(s.options()...)
+	s.register(g)
+	reflection.Register(g)
+	return g
+}
+
+func (s *Server) options() []grpc.ServerOption {
+	opts := []grpc.ServerOption{
+		grpc.UnaryInterceptor(s.unary),
+		grpc.ChainStreamInterceptor(s.streamChain()...),
+		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxSendMsgSize(MaxMessage),
+		grpc.ConnectionTimeout(10 * time.Second),
+		// A peer that vanished must not keep its connection, and one that pings
+		// more often than this is not one of ours.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		// Streams are not limited in number: a held call takes one, and must never
+		// keep the Complete out that it waits for.
+		grpc.NumStreamWorkers(uint32(runtime.GOMAXPROCS(0))), //nolint:gosec // a handful
+	}
+	if s.cfg.TracerProvider != nil {
+		opts = append(opts, grpc.StatsHandler(otelgrpc.NewServerHandler(
+			otelgrpc.WithTracerProvider(s.cfg.TracerProvider),
+			otelgrpc.WithPropagators(propagation.TraceContext{}),
+		)))
+	}
+	return opts
+}
+
+// Conn is the server in process: no network, the same chain, the same answers.
+// Deadlines, cancellation, metadata, limits and statuses with details behave as
+// on the wire, and messages are copied. It carries unary calls; usable before
+// Run, and refused with UNAVAILABLE after Run has returned.
+func (s *Server) Conn() grpc.ClientConnInterface { return s.conn }
+
+// Run serves gRPC on grpcLis and HTTP on httpLis, which may be nil, until ctx
+// ends. Then it drains: health says NOT_SERVING, held callers are answered
+// IN_PROGRESS, new Reserves are turned away with UNAVAILABLE, calls that have
+// begun finish, and whoever completes, extends or releases meanwhile is served;
+// then it stops. Calls left over after the drain timeout are cut, which is an
+// error. It closes both listeners. A server runs once.
+func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
+	if s.ran.Swap(true) {
+		return errors.New("server: Run was called before; make a new server")
+	}
+	// Background work outlives ctx: it ends when the drain is over.
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	group, work := errgroup.WithContext(work)
+	group.Go(func() error { s.health.run(work); return nil })
+	group.Go(func() error { s.sweeper.run(work); return nil })
+	server, web := s.grpcServer(), s.httpServer()
+	group.Go(func() error {
+		if err := server.Serve(grpcLis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return fmt.Errorf("serve grpc: %w", err)
+		}
+		return nil
+	})
+	if httpLis != nil {
+		group.Go(func() error {
+			if err := web.Serve(httpLis); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("serve http: %w", err)
+			}
+			return nil
+		})
+	}
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-work.Done(): // a listener failed
+		}
+		err := s.drain(server)
+		_ = web.Close()
+		stop(nil)
+		return err
+	})
+	return group.Wait()
+}
+
+// drain ends the service in order. It has a clock of its own: the context that
+// asked for it has ended.
+func (s *Server) drain(server *grpc.Server) error {
+	late := time.NewTimer(s.cfg.DrainTimeout)
+	defer late.Stop()
+	s.log.Info("draining", slog.Duration("timeout", s.cfg.DrainTimeout))
+	s.health.drain()
+	begun := s.gate.drain()
+	s.waiters.drain()
+	select {
+	case <-begun:
+	case <-late.C:
+		return s.cutOff(server)
+	}
+	s.cut()
+	ended := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		<-s.gate.stop()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-late.C:
+		return s.cutOff(server)
+	}
+}
+
+// cutOff stops at once.
+func (s *Server) cutOff(server *grpc.Server) error {
+	s.gate.stop()
+	n := s.gate.active()
+	s.cut()
+	s.conn.cut()
+	server.Stop()
+	return fmt.Errorf("server: %d calls were cut off after the drain timeout of %s", n, s.cfg.DrainTimeout)
+}

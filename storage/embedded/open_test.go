@@ -1,0 +1,156 @@
+package embedded_test
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dedupd/dedupd/storage"
+	"github.com/dedupd/dedupd/storage/embedded"
+)
+
+func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
+	t.Parallel()
+	for want, o := range map[string]embedded.Options{
+		"needs a directory":        {},
+		"the cache is 5 bytes":     {Dir: "d", CacheBytes: 5},
+		"the cache is -1 bytes":    {Dir: "d", CacheBytes: -1},
+		"the memtable is 5 bytes":  {Dir: "d", MemtableBytes: 5},
+		"1048576 to 1073741824 ar": {Dir: "d", MemtableBytes: 2 << 30},
+	} {
+		o.FS = vfs.NewMem()
+		_, err := embedded.Open(o)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestAStoreInMemoryNeedsNoDirectory(t *testing.T) {
+	t.Parallel()
+	s, err := embedded.OpenMemory(embedded.Options{})
+	require.NoError(t, err)
+	require.NoError(t, s.Check(t.Context()))
+	require.NoError(t, s.Close())
+}
+
+func TestB08ASecondOpenOfOneDirectoryIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]embedded.Options{
+		"disk": {Dir: filepath.Join(t.TempDir(), "store")}, "memory": small(vfs.NewMem()),
+	} {
+		s, err := embedded.Open(o)
+		require.NoError(t, err, name)
+		_, err = embedded.Open(o)
+		require.ErrorIs(t, err, storage.ErrLocked, name)
+		require.ErrorContains(t, err, o.Dir)
+		require.NoError(t, s.Check(t.Context()), "the first is unharmed")
+		require.NoError(t, s.Close())
+		open(t, o)
+	}
+}
+
+func TestADirectoryThatIsNoStoreIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "thesis.txt")
+	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	_, err := embedded.Open(embedded.Options{Dir: dir})
+	require.ErrorContains(t, err, "holds other files and is no dedupd store: choose an empty one")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	_, err = embedded.Open(embedded.Options{Dir: file})
+	require.ErrorContains(t, err, "choose another directory")
+}
+
+func TestAStoreOfAnotherVersionIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	marker := filepath.Join(dir, "DEDUPD")
+	require.NoError(t, os.WriteFile(marker, []byte("dedupd embedded store, format 9\n"), 0o600))
+	_, err := embedded.Open(embedded.Options{Dir: dir})
+	require.ErrorContains(t, err, "made by another version of dedupd")
+	require.NoError(t, os.WriteFile(marker, []byte("dedupd emb"), 0o600))
+	open(t, embedded.Options{Dir: dir}) // a crash while it was made
+}
+
+func TestADirectoryThatCannotBeWrittenIsNotCalledLocked(t *testing.T) {
+	t.Parallel()
+	denied := &os.PathError{Op: "open", Path: "LOCK", Err: syscall.EACCES}
+	for name, kind := range map[string]errorfs.OpKind{
+		"making": errorfs.OpMkdirAll, "reading": errorfs.OpList, "locking": errorfs.OpLock, "writing to": errorfs.OpCreate,
+	} {
+		disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind == kind {
+				return denied
+			}
+			return nil
+		}))
+		_, err := embedded.Open(small(disk))
+		require.NotErrorIs(t, err, storage.ErrLocked)
+		require.ErrorIs(t, err, syscall.EACCES)
+		require.ErrorContains(t, err, name+" the store's directory")
+	}
+}
+
+// A log that cannot be replaced by the next one makes Pebble panic while a lock
+// of its own is open, which would take the process down.
+func TestALogThatCannotBeReplacedStopsTheStoreNotTheProcess(t *testing.T) {
+	t.Parallel()
+	var armed atomic.Bool
+	disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		opens := op.Kind == errorfs.OpCreate || op.Kind == errorfs.OpReuseForWrite
+		if armed.Load() && opens && strings.HasSuffix(op.Path, ".log") {
+			return syscall.EIO
+		}
+		return nil
+	}))
+	s := open(t, small(disk))
+	armed.Store(true)
+	l := &load{store: s}
+	l.run(t.Context(), 8, 200)
+	require.ErrorIs(t, l.fault, storage.ErrUnavailable)
+	requireStopped(t, s)
+}
+
+func TestTheClockNeverFallsBelowAStoredTime(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewCrashableMem()
+	var logged bytes.Buffer
+	o := small(disk)
+	o.Logger = slog.New(slog.NewTextHandler(&logged, nil))
+	today := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	wall := today
+	o.Now = func() time.Time { return wall }
+	s := open(t, o)
+	var last *storage.Record
+	for i := range 50 {
+		wall = today.Add(time.Duration(i) * 300 * time.Microsecond)
+		ans, err := s.Reserve(t.Context(), request(string(rune('a'+i))))
+		require.NoError(t, err)
+		last = ans.Record
+	}
+	require.Empty(t, logged.String())
+
+	wall = today.Add(-24 * time.Hour) // the wall clock steps back, then the machine crashes
+	o.FS = disk.CrashClone(vfs.CrashCloneCfg{})
+	s = open(t, o)
+	ans, err := s.Lookup(t.Context(), last.Identity.RecordID(), storage.Lookup{})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, ans.Now, last.GrantedAt)
+	require.Less(t, ans.Now.Sub(last.GrantedAt), 2*time.Millisecond, "a lease is not cut short either")
+	require.Equal(t, storage.StateReserved, ans.State)
+	require.Contains(t, logged.String(), "the wall clock is behind")
+	fresh, err := s.Reserve(t.Context(), request("fresh"))
+	require.NoError(t, err)
+	require.Greater(t, fresh.Record.Fence, last.Fence)
+}
