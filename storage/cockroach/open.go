@@ -3,12 +3,15 @@ package cockroach
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/internal/gather"
@@ -225,6 +228,12 @@ func (db database) configure(cfg *pgxpool.Config, opts Options) {
 	cfg.MaxConnLifetime = 30 * time.Minute
 	cfg.MaxConnLifetimeJitter = 10 * time.Minute // replicas do not reconnect all at once
 	cfg.ConnConfig.ConnectTimeout = min(opts.CallTimeout, 5*time.Second)
+	if db.cockroach {
+		cfg.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
+			rotate(conn)
+			return nil
+		}
+	}
 	if pooler(cfg) {
 		return
 	}
@@ -250,4 +259,20 @@ func (db database) isolation() string {
 		return "serializable"
 	}
 	return "read committed"
+}
+
+// rotate begins at another of the hosts, which are nodes of one cluster: else every
+// replica would sit on the first one. A host may be listed more than once in a row,
+// with TLS and without; their order stays.
+func rotate(conn *pgx.ConnConfig) {
+	hosts := append([]*pgconn.FallbackConfig{{Host: conn.Host, Port: conn.Port, TLSConfig: conn.TLSConfig}}, conn.Fallbacks...)
+	var starts []int
+	for i, h := range hosts {
+		if i == 0 || h.Host != hosts[i-1].Host || h.Port != hosts[i-1].Port {
+			starts = append(starts, i)
+		}
+	}
+	at := starts[rand.IntN(len(starts))] //nolint:gosec // where to begin is no secret
+	hosts = slices.Concat(hosts[at:], hosts[:at])
+	conn.Host, conn.Port, conn.TLSConfig, conn.Fallbacks = hosts[0].Host, hosts[0].Port, hosts[0].TLSConfig, hosts[1:]
 }

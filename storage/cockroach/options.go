@@ -35,7 +35,8 @@ type Observer struct {
 	// Retry: a try failed and is made again ("contention", "ambiguous",
 	// "connection").
 	Retry func(cause string)
-	// Swept: rows were deleted, the oldest so long after the end of its time.
+	// Swept: a sweep deleted rows, the oldest so long after the end of its time;
+	// both are zero where there was nothing to delete.
 	Swept func(rows int, backlog time.Duration)
 }
 

@@ -74,6 +74,25 @@ func sessions(t *testing.T, dsn, name string, over <-chan struct{}) int {
 	}
 }
 
+func TestConnectionsBeginAtAnyNodeAndKnowAllOthers(t *testing.T) {
+	t.Parallel()
+	first := map[string]bool{}
+	for range 100 {
+		cfg, err := pgx.ParseConfig("postgres://u@a:1,b:2,c:3/d?sslmode=prefer")
+		require.NoError(t, err)
+		rotate(cfg)
+		first[cfg.Host] = true
+		require.NotNil(t, cfg.TLSConfig, "TLS is preferred at whatever node")
+		hosts := map[string]bool{cfg.Host: true}
+		for _, f := range cfg.Fallbacks {
+			hosts[f.Host] = true
+		}
+		require.Len(t, hosts, 3)
+		require.Len(t, cfg.Fallbacks, 5)
+	}
+	require.Len(t, first, 3)
+}
+
 // spread is several replicas behind one name: each call goes to the next.
 type spread struct {
 	*Store

@@ -52,9 +52,7 @@ func (s *Store) sweepOn(ctx, caller context.Context, conn *pgxpool.Conn, limit i
 		}
 		total, backlog = total+n, max(backlog, oldest)
 	}
-	if total > 0 {
-		s.observer.swept(total, backlog)
-	}
+	s.observer.swept(total, backlog)
 	return total, nil
 }
 

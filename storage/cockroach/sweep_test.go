@@ -26,6 +26,9 @@ func TestASweepEmptiesTheTableInBoundedStepsAroundWhatCallsHold(t *testing.T) {
 	}
 	var swept, steps atomic.Int64
 	s.observer.Swept = func(rows int, backlog time.Duration) {
+		if rows == 0 {
+			return
+		}
 		swept.Add(int64(rows))
 		steps.Add(1)
 		if backlog < time.Hour {
