@@ -50,10 +50,13 @@ func TestCloseEndsThoseWhoWaitForAChange(t *testing.T) {
 func TestAWaitCostsOneReadPerRecordAndPoll(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var reads []time.Time
+		var version int64
 		var work sync.WaitGroup
-		versions := map[storage.RecordID]int64{}
 		w := &watcher{work: &work, read: func(ids [][]byte) (map[storage.RecordID]int64, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			if len(ids) != 1 {
 				t.Errorf("%d ids in one read, one is waited for", len(ids))
 			}
@@ -61,7 +64,7 @@ func TestAWaitCostsOneReadPerRecordAndPoll(t *testing.T) {
 			if len(reads)%5 == 0 {
 				return nil, errors.New("no database") // a failed read wakes nobody
 			}
-			return versions, nil
+			return map[storage.RecordID]int64{{}: version}, nil
 		}}
 		begun := time.Now()
 		var id storage.RecordID
@@ -72,6 +75,7 @@ func TestAWaitCostsOneReadPerRecordAndPoll(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second) //nolint:forbidigo // inside a synctest bubble
 		synctest.Wait()
+		mu.Lock()
 		require.GreaterOrEqual(t, reads[0].Sub(begun), firstPoll/2)
 		require.LessOrEqual(t, reads[0].Sub(begun), firstPoll+1)
 		for i := 3; i < len(reads); i++ {
@@ -81,7 +85,8 @@ func TestAWaitCostsOneReadPerRecordAndPoll(t *testing.T) {
 		}
 		require.Greater(t, len(reads), 40)
 
-		versions[id] = 7
+		version = 7
+		mu.Unlock()
 		work.Wait() // all are woken, and the poller ends
 		count := len(reads)
 		time.Sleep(time.Second) //nolint:forbidigo // inside a synctest bubble
