@@ -21,7 +21,7 @@ func TestEveryStatementDoesWhatApplyDoes(t *testing.T) {
 	s := open(t, migrated(t))
 	key := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		for range 20 {
+		for range 10 {
 			key++
 			compareWithApply(t, rt, s, newHolder(time.Duration(key).String()))
 		}
