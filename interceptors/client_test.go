@@ -398,3 +398,23 @@ func TestWhatAnEarlierTryMayHaveDoneIsNotForgotten(t *testing.T) { // E07
 		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "the handler of the key says that nothing was applied")
 	})
 }
+
+func TestWaitingUsesUpNoAttempt(t *testing.T) { // C05, E04
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{server: []interceptors.ServerOption{
+			interceptors.WithMethod(charge, interceptors.Method{RefuseAtOnce: true}),
+		}})
+		w.handle = func(ctx context.Context, n int, req *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+			if n == 1 {
+				pass(20 * time.Second)
+			}
+			return fails(interceptors.NotApplied(errDown), interceptors.NotApplied(errDown))(ctx, n, req)
+		}
+		time.AfterFunc(time.Second, w.cut)
+		resp, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		require.NoError(t, err)
+		require.Equal(t, "xxx", resp.GetChargeId())
+		require.Greater(t, w.called(), interceptors.DefaultMaxAttempts)
+	})
+}
