@@ -33,50 +33,50 @@ func (echoService) Reserve(_ context.Context, req *dedupv1.ReserveRequest) (*ded
 
 // serve runs a server over a durable store, and returns a client over the wire
 // and the client in process.
-func serve(b testing.TB) (wire, inProcess dedupv1.DedupServiceClient) {
-	b.Helper()
-	store, err := embedded.Open(embedded.Options{Dir: b.TempDir()})
-	require.NoError(b, err)
+func serve(tb testing.TB) (wire, inProcess dedupv1.DedupServiceClient) {
+	tb.Helper()
+	store, err := embedded.Open(embedded.Options{Dir: tb.TempDir()})
+	require.NoError(tb, err)
 	s, err := server.New(server.Config{Store: store})
-	require.NoError(b, err)
-	lis := listen(b)
+	require.NoError(tb, err)
+	lis := listen(tb)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx, lis, nil) }()
-	b.Cleanup(func() {
+	tb.Cleanup(func() {
 		stop()
-		require.NoError(b, <-done)
-		require.NoError(b, store.Close())
+		require.NoError(tb, <-done)
+		require.NoError(tb, store.Close())
 	})
-	return dial(b, lis), dedupv1.NewDedupServiceClient(s.Conn())
+	return dial(tb, lis), dedupv1.NewDedupServiceClient(s.Conn())
 }
 
-func serveEcho(b testing.TB) dedupv1.DedupServiceClient {
-	b.Helper()
+func serveEcho(tb testing.TB) dedupv1.DedupServiceClient {
+	tb.Helper()
 	s := grpc.NewServer()
 	dedupv1.RegisterDedupServiceServer(s, echoService{})
-	lis := listen(b)
+	lis := listen(tb)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(lis) }()
-	b.Cleanup(func() {
+	tb.Cleanup(func() {
 		s.Stop()
-		require.NoError(b, <-done)
+		require.NoError(tb, <-done)
 	})
-	return dial(b, lis)
+	return dial(tb, lis)
 }
 
-func listen(b testing.TB) net.Listener {
-	b.Helper()
+func listen(tb testing.TB) net.Listener {
+	tb.Helper()
 	lis, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	require.NoError(b, err)
+	require.NoError(tb, err)
 	return lis
 }
 
-func dial(b testing.TB, lis net.Listener) dedupv1.DedupServiceClient {
-	b.Helper()
+func dial(tb testing.TB, lis net.Listener) dedupv1.DedupServiceClient {
+	tb.Helper()
 	cc, err := grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(b, err)
-	b.Cleanup(func() { require.NoError(b, cc.Close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, cc.Close()) })
 	return dedupv1.NewDedupServiceClient(cc)
 }
 

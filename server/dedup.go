@@ -66,9 +66,6 @@ func (s *dedupService) reserve(ctx context.Context, id storage.RecordID, q stora
 		ans, err = s.store.Reserve(ctx, q)
 		if err != nil || ans.Verdict != storage.VerdictInProgress {
 			place.leave(ans, err == nil && ans.Verdict == storage.VerdictGranted, woken)
-			if err == nil && ans.Verdict == storage.VerdictCompleted && !ans.Kept {
-				s.waiters.settled(id) // perhaps by another server
-			}
 			return ans, err
 		}
 		if ans, woken, err = place.wait(ctx, ans); !woken {

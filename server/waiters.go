@@ -39,7 +39,6 @@ type line struct {
 	ends     time.Time   // when it fires
 	last     storage.Answer
 	lastAt   time.Time // of last, by this process's monotonic clock
-	settled  bool      // everybody has been woken for good
 }
 
 // waiter is one held caller; not for concurrent use.
@@ -142,11 +141,7 @@ func (w *waiters) signal(id storage.RecordID, everybody bool) {
 	if l == nil {
 		return
 	}
-	if l.settled {
-		return // whoever joined since asks, and finds the outcome
-	}
 	if everybody {
-		l.settled = true
 		for _, c := range l.reserves {
 			c.signal()
 		}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/storage"
 )
 
 // reply is what a held call was answered, and when.
@@ -385,6 +386,49 @@ func TestAnAmbiguousCompletionWakesWaitersToo(t *testing.T) {
 		for range 2 {
 			require.NotNil(b.t, (<-b.replies).res.GetCompleted())
 		}
+	})
+}
+
+// behind changes the record as another server would: nobody here is told.
+func (b *bubble) behind(q storage.Request) storage.Answer {
+	b.t.Helper()
+	ans, err := b.store.apply(b.t.Context(), "behind", storageIdentity().RecordID(), q)
+	require.NoError(b.t, err)
+	return ans
+}
+
+func TestWaitersFindWhatAnotherServerDid(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(b *bubble) {
+		fence := storage.Fence(b.grant(b.t, 1).GetFence())
+		b.pass(10 * time.Second)
+		for n := byte(2); n < 5; n++ {
+			b.hold(b.t.Context(), waiting(n, 30*time.Second))
+		}
+		b.behind(storage.Complete{Attempt: storage.AttemptID(attempt(1)), Fence: fence, Outcome: &storage.Outcome{}})
+		for range 3 {
+			r := <-b.replies
+			require.NotNil(b.t, r.res.GetCompleted(), "%v", r.err)
+			require.Equal(b.t, 30*time.Second, r.at, "the first finds it at the lease's end, and each wakes the next")
+		}
+	})
+}
+
+func TestAShorterLeaseMovesTheWakeForward(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(b *bubble) {
+		fence := storage.Fence(b.grant(b.t, 1).GetFence())
+		b.hold(b.t.Context(), takesOver(waiting(2, 30*time.Second)))
+		id := storageIdentity()
+		b.behind(storage.Release{Identity: id, Attempt: storage.AttemptID(attempt(1)), Fence: fence, Effect: storage.EffectNone})
+		b.behind(storage.Reserve{Identity: id, Attempt: storage.AttemptID(attempt(9)), Lease: 5 * time.Second, Fingerprint: fingerprintOf(prints("request"))})
+		b.hold(b.t.Context(), takesOver(waiting(3, time.Second)))
+		require.NotNil(b.t, (<-b.replies).res.GetInProgress())
+		r := <-b.replies
+		require.Equal(b.t, byte(2), r.n)
+		require.NotNil(b.t, r.res.GetGranted(), "%v", r.err)
+		require.Equal(b.t, 5*time.Second, r.at)
+		b.pass(30 * time.Second)
 	})
 }
 

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -133,4 +134,26 @@ func TestTheLastRunIsNotGrantedAgainAfterManyReconcilers(t *testing.T) {
 	}
 	l.lapse().want(VerdictStaleHolder, reserve(1, rerun))
 	l.want(VerdictOK, complete(1, one, success("a")))
+}
+
+func TestUnknownIsSaidToSettleForOneLongLeaseAfterTheLapse(t *testing.T) {
+	t.Parallel()
+	l := newLife(t)
+	l.grant(1, func(q *Reserve) { q.Lease = 5 * time.Minute })
+	l.lapse().after(5*time.Minute - time.Second)
+	require.Equal(t, time.Second, l.want(VerdictOutcomeUnknown, reserve(2)).RetryAfter)
+	require.Zero(t, l.after(time.Second).want(VerdictOutcomeUnknown, reserve(2)).RetryAfter)
+}
+
+func TestAnExtendedRunMayStillLandUntilItsNewEnd(t *testing.T) {
+	t.Parallel()
+	l := newLife(t)
+	one := l.grant(1)
+	l.after(lease/2).want(VerdictOK, extend(1, one))
+	end := l.rec.LeaseEnd
+	l.want(VerdictOK, release(1, one, EffectUnknown))
+	l.grant(2, reconcile(BasisFenced), func(q *Reserve) { q.Lease = time.Second })
+	l.now = end.Add(-tick)
+	l.want(VerdictInProgress, reserve(3, reconcile(BasisBounded)))
+	l.after(tick).grant(3, reconcile(BasisBounded))
 }

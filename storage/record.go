@@ -1,22 +1,9 @@
 package storage
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"time"
-	"unicode"
-	"unicode/utf8"
-)
-
-// Limits of the identity's parts, in bytes.
-const (
-	MaxNamespace = 63
-	MaxOperation = 255
-	MaxCaller    = 255
-	MaxKey       = 255
 )
 
 // Limits and defaults of times and outcomes. Zero in a request means the
@@ -70,126 +57,6 @@ type Fence int64
 
 // AttemptID names one try: 16 random bytes, made in memory.
 type AttemptID [16]byte
-
-// RecordID is the hash that identifies a record.
-type RecordID [sha256.Size]byte
-
-// String returns the id in hex.
-func (id RecordID) String() string { return hex.EncodeToString(id[:]) }
-
-// Short returns the first 12 hex digits: what errors, logs and spans may show.
-func (id RecordID) Short() string { return hex.EncodeToString(id[:6]) }
-
-// Identity names one record by its four parts; Caller and Key hold any bytes.
-type Identity struct {
-	Namespace string
-	Operation string
-	Caller    string
-	Key       string
-}
-
-// RecordID is SHA-256 over the four parts, each prefixed by its length as four
-// bytes, big endian: ("a_b","c") and ("a","b_c") differ.
-func (id Identity) RecordID() RecordID {
-	size := 16 + len(id.Namespace) + len(id.Operation) + len(id.Caller) + len(id.Key)
-	b := make([]byte, 0, size)
-	for _, part := range [...]string{id.Namespace, id.Operation, id.Caller, id.Key} {
-		b = binary.BigEndian.AppendUint32(b, uint32(len(part))) //nolint:gosec // parts are at most 255 bytes
-		b = append(b, part...)
-	}
-	return sha256.Sum256(b)
-}
-
-// Validate reports the first part that breaks a limit as an *InvalidError. It
-// judges raw input: nothing is trimmed or folded.
-func (id Identity) Validate() error {
-	if msg := namespaceFault(id.Namespace); msg != "" {
-		return &InvalidError{Field: "identity.namespace", Message: msg}
-	}
-	if msg := operationFault(id.Operation); msg != "" {
-		return &InvalidError{Field: "identity.operation", Message: msg}
-	}
-	if n := len(id.Caller); n > MaxCaller {
-		return &InvalidError{Field: "identity.caller", Message: fmt.Sprintf("caller is %d bytes, at most %d are allowed", n, MaxCaller)}
-	}
-	if msg := keyFault(id.Key); msg != "" {
-		return &InvalidError{Field: "identity.key", Message: msg, Key: true}
-	}
-	return nil
-}
-
-func namespaceFault(s string) string {
-	if len(s) == 0 || len(s) > MaxNamespace {
-		return fmt.Sprintf("namespace is %d bytes, 1 to %d are allowed", len(s), MaxNamespace)
-	}
-	for i := range len(s) {
-		c := s[i]
-		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
-		if !alnum && (i == 0 || c != '.' && c != '_' && c != '-') {
-			return "namespace may hold a-z 0-9 . _ - and starts with a letter or digit"
-		}
-	}
-	return ""
-}
-
-func operationFault(s string) string {
-	if len(s) == 0 || len(s) > MaxOperation {
-		return fmt.Sprintf("operation is %d bytes, 1 to %d are allowed", len(s), MaxOperation)
-	}
-	if !utf8.ValidString(s) {
-		return "operation is not valid UTF-8"
-	}
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return "operation holds a character that cannot be printed"
-		}
-	}
-	return ""
-}
-
-func keyFault(s string) string {
-	if len(s) == 0 || len(s) > MaxKey {
-		return fmt.Sprintf("key is %d bytes, 1 to %d are allowed", len(s), MaxKey)
-	}
-	first, _ := utf8.DecodeRuneInString(s)
-	last, _ := utf8.DecodeLastRuneInString(s)
-	if unicode.IsSpace(first) || unicode.IsSpace(last) {
-		return "key starts or ends with white space; it is refused, not trimmed"
-	}
-	return ""
-}
-
-// Digest is one version of a request's fingerprint.
-type Digest struct {
-	Version       uint32
-	Server        string // made where the request was received
-	Client        string // made where it was built; may be empty
-	UnknownFields bool   // the server met fields that its build does not know
-}
-
-// Fingerprint tells two requests under one key apart: one digest per version of
-// the hash rule that the sender knows.
-type Fingerprint []Digest
-
-// Same reports whether f and o are of the same request. They are compared under
-// the highest version that both have; without one they differ. Where a side saw
-// fields that its build does not know, the server's bytes may differ from
-// attempt to attempt, and equal client digests count too.
-func (f Fingerprint) Same(o Fingerprint) bool {
-	var a, b *Digest
-	for i := range f {
-		for j := range o {
-			if f[i].Version == o[j].Version && (a == nil || f[i].Version > a.Version) {
-				a, b = &f[i], &o[j]
-			}
-		}
-	}
-	if a == nil {
-		return false
-	}
-	return a.Server == b.Server ||
-		(a.UnknownFields || b.UnknownFields) && a.Client != "" && a.Client == b.Client
-}
 
 // State of a record. Absent and Expired are computed from the times of a
 // record; only a spent mark is stored as Absent, and Expired never is.
@@ -333,6 +200,41 @@ func (r *Record) effectsLeft(now Instant, skew time.Duration) time.Duration {
 }
 
 func (r *Record) hasEnded(a AttemptID) bool { return slices.Contains(r.Ended, a) }
+
+// startRun makes the current grant the last running one.
+func (r *Record) startRun() { r.RunFence, r.RunAttempt, r.RunEnd = r.Fence, r.Attempt, r.LeaseEnd }
+
+// endAttempt remembers an attempt id that is never to be granted again.
+func (r *Record) endAttempt(a AttemptID) {
+	if !r.hasEnded(a) {
+		r.Ended = pushLast(r.Ended, a, maxEnded)
+	}
+}
+
+// unsettle clears what a settled record carried.
+func (r *Record) unsettle() {
+	r.Outcome, r.ReleasedAs, r.Note = nil, 0, ""
+	r.HoldEnd, r.CompletedAt, r.ExpiresAt, r.DropAt = 0, 0, 0, 0
+	r.ResolvedFrom = 0
+}
+
+// release ends the grant in state s.
+func (r *Record) release(s State, as Effect, note string) {
+	r.unsettle()
+	r.State, r.ReleasedAs, r.Note = s, as, note
+	r.endAttempt(r.Attempt)
+}
+
+// settle completes the record. What guards a later grant is dropped with it:
+// every Reserve is answered from the outcome from here on.
+func (r *Record) settle(now Instant, o *Outcome, retention, tombstone time.Duration) {
+	r.unsettle()
+	r.State, r.Outcome = StateCompleted, o
+	r.Bound, r.Open, r.Superseded, r.Ended = false, false, nil, nil
+	r.CompletedAt = now
+	r.ExpiresAt = now.Add(retention)
+	r.DropAt = r.ExpiresAt.Add(tombstone)
+}
 
 // clone copies r so that Apply never writes to what it was given. Slices are
 // only ever replaced (pushLast), so they are shared.

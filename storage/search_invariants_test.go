@@ -50,14 +50,14 @@ func (s *stepper) belongsToOther(v value, f Fingerprint) bool {
 func (s *stepper) judgeAnswer(w, n *world, i int, m message, ans Answer) broken {
 	switch {
 	case m == mBeginRun && ans.Verdict == VerdictOK && n.rec != w.rec:
-		n.history.mode[i], n.run = ModeRun, int8(i)
+		n.told[i], n.run = ModeRun, int8(i)
 	case m == mReleaseRepeatable && ans.Verdict == VerdictOK:
 		n.repeatable = true
 	case m != mReserve:
 	case ans.Verdict == VerdictGranted && n.rec != w.rec:
 		return s.judgeGrant(w, n, i, ans.Record.Mode)
 	case ans.Verdict == VerdictGranted:
-		if w.granted[i] != ans.Record.Fence || w.history.mode[i] != ans.Record.Mode {
+		if w.granted[i] != ans.Record.Fence || w.told[i] != ans.Record.Mode {
 			return breaks("I4", "the same attempt got another grant")
 		}
 	case w.rec != nil && w.rec.State == StateReserved && w.current == int8(i) &&
@@ -79,7 +79,7 @@ func (s *stepper) judgeGrant(w, n *world, i int, told Mode) broken {
 	case w.corrected && !corrected && !w.later:
 		return breaks("I8", "the old request was granted after the corrected one")
 	}
-	n.granted[i], n.history.mode[i] = n.rec.Fence, told
+	n.granted[i], n.told[i] = n.rec.Fence, told
 	n.current, n.high, n.corrected = int8(i), n.rec.Fence, w.corrected || corrected
 	if told == ModeRun {
 		n.run = int8(i)

@@ -91,34 +91,34 @@ func (s *stepper) hear(n *world, i int, m message, ans Answer) bool {
 
 func (s *stepper) hearReserve(n *world, i int, ans Answer) bool {
 	p := &n.procs[i]
-	switch ans.Verdict {
-	case VerdictGranted:
-		p.fence, p.end = ans.Record.Fence, ans.Record.LeaseEnd
-		p.pc = running
-		if ans.Record.Mode == ModeReconcile {
-			p.pc = looking
-		}
-		switch {
-		case ans.LeaseLeft() > 0:
-		case s.runLapsed:
-			p.end = n.now.Add(searchLease)
-		default:
-			m := mReleaseNone // reserved anew under another attempt id
-			if p.pc == looking {
-				m = mReleaseUnknown
-			}
-			p.pc = done
-			p.sent |= 1 << m
-		}
-	case VerdictCompleted:
-		p.pc = done
-		n.answer(valueOf(ans.Outcome))
-	case VerdictKeyReused, VerdictKeyExpired, VerdictStaleHolder:
-		p.pc = done
-	default: // it asks again
-		return false
+	if ans.Verdict == VerdictGranted {
+		s.begin(n, p, ans)
+		return true
 	}
+	if ans.Verdict == VerdictInProgress || ans.Verdict == VerdictOutcomeUnknown {
+		return false // it asks again
+	}
+	p.pc = done
+	n.answer(valueOf(ans.Outcome)) // of VerdictCompleted; the others have none
 	return true
+}
+
+// begin starts on a grant; one that comes back lapsed is released, and reserved
+// anew under another attempt id.
+func (s *stepper) begin(n *world, p *proc, ans Answer) {
+	unused := mReleaseNone
+	p.fence, p.end, p.pc = ans.Record.Fence, ans.Record.LeaseEnd, running
+	if ans.Record.Mode == ModeReconcile {
+		p.pc, unused = looking, mReleaseUnknown
+	}
+	switch {
+	case ans.LeaseLeft() > 0:
+	case s.runLapsed:
+		p.end = n.now.Add(searchLease)
+	default:
+		p.pc = done
+		p.sent |= 1 << unused
+	}
 }
 
 // answer tells a client v; a second, different success breaks I2.

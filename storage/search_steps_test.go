@@ -277,7 +277,7 @@ func (s *stepper) operatorSteps(w *world) {
 	case sawApplied:
 		n.opPC = completing
 		s.emit(action{what: "operator sends Resolve", who: -1}, n, broken{})
-	default:
+	case completing:
 		q := Resolve{Version: w.opVersion, Completed: w.opSaw, Terms: searchTerms}
 		if w.opSaw {
 			q.Outcome = outcomes[operator]
@@ -287,6 +287,7 @@ func (s *stepper) operatorSteps(w *world) {
 			n.rec = next
 			s.emit(action{what: "Resolve arrives: " + ans.Verdict.String(), who: -1}, n, s.judgeWrite(w, &n, -1, 0))
 		}
+	case reserving, sawNothing, beginning, running, sending, applied, releasing, done: // an attempt's
 	}
 }
 

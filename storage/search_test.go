@@ -151,11 +151,11 @@ func mixed() []scenario {
 
 func TestSearch(t *testing.T) {
 	t.Parallel()
-	n := 2
+	all := append(scenarios(2), mixed()[1:]...) // the first is large
 	if *searchLarge {
-		n = maxProcs
+		all = append(scenarios(maxProcs), mixed()...)
 	}
-	for _, sc := range append(scenarios(n), mixed()...) {
+	for _, sc := range all {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			f := search(sc, Apply)

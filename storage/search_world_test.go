@@ -103,13 +103,13 @@ type proc struct {
 // see it.
 type history struct {
 	granted   [maxProcs]Fence // the attempt's grant in this life of the record
-	mode      [maxProcs]Mode
-	current   int8  // the attempt granted last, -1 none
-	run       int8  // the last attempt that was let run
-	high      Fence // the highest fence ever granted
-	answered  value // the success that a client has heard
-	definite  bool  // a client has heard a definite error
-	corrected bool  // the corrected request was granted
+	told      [maxProcs]Mode  // its mode, as told last
+	current   int8            // the attempt granted last, -1 none
+	run       int8            // the last attempt that was let run
+	high      Fence           // the highest fence ever granted
+	answered  value           // the success that a client has heard
+	definite  bool            // a client has heard a definite error
+	corrected bool            // the corrected request was granted
 	// repeatable: a run has told that it left effects under child keys only.
 	repeatable bool
 	later      bool // not the record's first life
@@ -128,7 +128,7 @@ type world struct {
 	mark     Fence // highest fence that the resource has seen
 	row      bool  // the inbox has its row
 
-	opPC      pc // idle, looking, sawApplied, sawNothing, completing
+	opPC      pc // idle, looking, sawApplied, completing
 	opSaw     bool
 	opVersion int64
 
@@ -164,7 +164,7 @@ func (w *world) key(seed maphash.Seed) [2]uint64 {
 		p := &w.procs[i]
 		e.bytes(uint8(p.pc), uint8(p.out), bit(p.flying), uint8(p.sent), uint8(p.sent>>8), e.fence(p.fence))
 		e.times(p.end, p.flightEnd)
-		e.bytes(e.fence(w.granted[i]), uint8(w.history.mode[i]))
+		e.bytes(e.fence(w.granted[i]), uint8(w.told[i]))
 	}
 	e.bytes(w.effects, uint8(w.happened), w.children, e.fence(w.mark), bit(w.row))
 	e.bytes(uint8(w.opPC), bit(w.opSaw), e.version(w.opVersion))

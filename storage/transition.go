@@ -25,6 +25,9 @@ func Apply(rec *Record, req Request, now Instant, skew time.Duration) (*Record, 
 			next.Version = max(rec.Version+1, next.Version)
 		}
 		ans.Record = next
+		if next.State == StateAbsent {
+			ans.Record = nil // a mark is no record
+		}
 	}
 	ans.State = ans.Record.StateAt(now, skew)
 	return next, ans
@@ -417,38 +420,3 @@ func (t *turn) inProgress(retry time.Duration) (*Record, Answer) {
 }
 
 func (t *turn) retention(terms Terms) time.Duration { return cmp.Or(terms.Retention, DefaultRetention) }
-
-// startRun makes the current grant the last running one.
-func (r *Record) startRun() { r.RunFence, r.RunAttempt, r.RunEnd = r.Fence, r.Attempt, r.LeaseEnd }
-
-// endAttempt remembers an attempt id that is never to be granted again.
-func (r *Record) endAttempt(a AttemptID) {
-	if !r.hasEnded(a) {
-		r.Ended = pushLast(r.Ended, a, maxEnded)
-	}
-}
-
-// unsettle clears what a settled record carried.
-func (r *Record) unsettle() {
-	r.Outcome, r.ReleasedAs, r.Note = nil, 0, ""
-	r.HoldEnd, r.CompletedAt, r.ExpiresAt, r.DropAt = 0, 0, 0, 0
-	r.ResolvedFrom = 0
-}
-
-// release ends the grant in state s.
-func (r *Record) release(s State, as Effect, note string) {
-	r.unsettle()
-	r.State, r.ReleasedAs, r.Note = s, as, note
-	r.endAttempt(r.Attempt)
-}
-
-// settle completes the record. What guards a later grant is dropped with it:
-// every Reserve is answered from the outcome from here on.
-func (r *Record) settle(now Instant, o *Outcome, retention, tombstone time.Duration) {
-	r.unsettle()
-	r.State, r.Outcome = StateCompleted, o
-	r.Bound, r.Open, r.Superseded, r.Ended = false, false, nil, nil
-	r.CompletedAt = now
-	r.ExpiresAt = now.Add(retention)
-	r.DropAt = r.ExpiresAt.Add(tombstone)
-}

@@ -104,7 +104,7 @@ func TestReadmeCommandsExist(t *testing.T) {
 // example that the tests run.
 func TestReadmeSnippetsAreCompiled(t *testing.T) {
 	t.Parallel()
-	example := unindent(read(t, "interceptors/example_test.go"))
+	example := unindent(read(t, "cmd/dedupd/readme_test.go"))
 	snippets := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "README.md"), -1)
 	require.NotEmpty(t, snippets)
 	for _, m := range snippets {

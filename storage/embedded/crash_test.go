@@ -31,7 +31,7 @@ func open(t *testing.T, o embedded.Options) *embedded.Store {
 
 func TestB12WhatWasAcknowledgedIsThereAfterACrashAtAnyPoint(t *testing.T) {
 	t.Parallel()
-	const callers, cycles, every = 8, 80, 61
+	const callers, cycles, every = 8, 60, 61
 	disk := vfs.NewCrashableMem()
 	type crash struct {
 		disk *vfs.MemFS
@@ -94,7 +94,7 @@ func (f *faultyDisk) maybe(op errorfs.Op) error {
 
 func TestAfterAFailedWriteNothingIsAcknowledgedAndNothingIsLost(t *testing.T) {
 	t.Parallel()
-	const callers, cycles, points = 8, 40, 12
+	const callers, cycles, points = 8, 25, 9
 	disk, count := newFaultyDisk(vfs.NewMem(), 0, false, nil)
 	s, err := embedded.Open(small(disk))
 	require.NoError(t, err)

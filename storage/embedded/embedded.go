@@ -29,7 +29,7 @@ type Options struct {
 	// least 1 MiB.
 	CacheBytes int64
 	// MemtableBytes is the size at which writes go from memory to a table file;
-	// up to four of them are held. Default 32 MiB, 1 MiB to 1 GiB.
+	// up to four of them are held. Default 16 MiB, 1 MiB to 1 GiB.
 	MemtableBytes int64
 	// Now is the wall clock; nil is time.Now. It is for tests that move time:
 	// times it returns must never go back while the store is open.
@@ -38,7 +38,7 @@ type Options struct {
 
 const (
 	defaultCache    = 128 << 20
-	defaultMemtable = 32 << 20
+	defaultMemtable = 16 << 20
 	minBytes        = 1 << 20
 	maxMemtable     = 1 << 30
 )

@@ -2,6 +2,7 @@ package embedded_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -46,8 +47,7 @@ func request(key string) storage.Reserve {
 
 // responseOf is a response that does not compress and differs from key to key.
 func responseOf(key string) *storage.Outcome {
-	var seed [32]byte
-	copy(seed[:], key)
+	seed := sha256.Sum256([]byte(key))
 	b := make([]byte, 4000)
 	_, _ = rand.NewChaCha8(seed).Read(b)
 	return &storage.Outcome{HasResponse: true, TypeURL: "t", Response: b}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Exit codes; stated in the help.
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNoRecord    = 3
+	exitInterrupted = 130
+)
+
+var (
+	errInterrupted = errors.New("interrupted")
+	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key")
+)
+
+// usageError is a command line that cannot be right.
+type usageError struct{ message string }
+
+// Error returns the message.
+func (e *usageError) Error() string { return e.message }
+
+func usagef(format string, args ...any) error {
+	return &usageError{message: fmt.Sprintf(format, args...)}
+}
+
+// usageOf turns what the parser found into a usage error that says where help
+// is.
+func usageOf(err error, args []string) error {
+	var words []string
+	for _, a := range args {
+		if strings.HasPrefix(a, "-") {
+			break
+		}
+		words = append(words, a)
+		if len(words) == 2 || len(words) == 1 && a != "keys" {
+			break
+		}
+	}
+	help := strings.Join(append(append([]string{"dedupd"}, words...), "--help"), " ")
+	return usagef("%s; see `%s`", err, help)
+}
+
+func exitCode(err error) int {
+	var usage *usageError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, errNoRecord):
+		return exitNoRecord
+	case errors.Is(err, errInterrupted):
+		return exitInterrupted
+	}
+	return exitFailed
+}
+
+// explain says err in one sentence for a person. What came over gRPC loses its
+// wrapping and gains what to do next.
+func explain(err error) string {
+	var remote *remoteError
+	if !errors.As(err, &remote) {
+		return err.Error()
+	}
+	return remote.sentence()
+}
+
+// remoteError is what a call to a server ended with.
+type remoteError struct {
+	addr string
+	err  error
+}
+
+// Error returns the sentence.
+func (e *remoteError) Error() string { return e.sentence() }
+
+// Unwrap returns the status error.
+func (e *remoteError) Unwrap() error { return e.err }
+
+func (e *remoteError) sentence() string {
+	st := status.Convert(e.err)
+	reason, found, retry := detailsOf(st)
+	switch reason {
+	case "RECORD_CHANGED":
+		state := ""
+		if found != "" {
+			state = " and is " + found + " now"
+		}
+		return "the record has changed since it was looked at" + state + "; nothing was written: look again with `dedupd keys get` and decide anew"
+	case "STORE_UNAVAILABLE":
+		return "the server cannot reach its store; nothing was written, try again"
+	case "":
+	default:
+		return "refused with " + reason + ": " + st.Message() + after(retry)
+	}
+	switch st.Code() { //nolint:exhaustive // the other codes are told by their message
+	case codes.Unavailable:
+		return "cannot reach dedupd at " + e.addr + "; start it with `dedupd serve`, or name another address with --addr"
+	case codes.Unimplemented:
+		return "what listens at " + e.addr + " is not dedupd, or one of another version; --addr takes its gRPC address"
+	case codes.DeadlineExceeded:
+		return "no answer from " + e.addr + " in time; try again, or wait longer with --timeout"
+	case codes.Canceled:
+		return errInterrupted.Error()
+	}
+	return fmt.Sprintf("%s answered %s: %s", e.addr, st.Code(), st.Message())
+}
+
+func after(retry time.Duration) string {
+	if retry <= 0 {
+		return ""
+	}
+	return "; try again in " + retry.Round(time.Millisecond).String()
+}
+
+// detailsOf returns the refusal's reason, the state found, and the hint.
+func detailsOf(st *status.Status) (reason, state string, retry time.Duration) {
+	for _, d := range st.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			if d.GetDomain() == "dedup.v1" {
+				reason, state = d.GetReason(), d.GetMetadata()["state"]
+			}
+		case *errdetails.RetryInfo:
+			retry = d.GetRetryDelay().AsDuration()
+		}
+	}
+	return reason, state, retry
+}
+
+// overWire marks err as one that came from the server at addr.
+func overWire(addr string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
+		return errInterrupted
+	}
+	return &remoteError{addr: addr, err: err}
+}

@@ -1,0 +1,103 @@
+// Command dedupd is the whole product in one binary: the service itself, the
+// operator's tools, a demonstration and a benchmark. It is the only place that
+// joins stores, server and interceptors.
+//
+// The life of an invocation:
+//
+//  1. main hands the arguments and the standard streams to run, which knows no
+//     globals and so can be tested.
+//  2. kong fills one of the command structs from flags and DEDUPD_… variables;
+//     what cannot be is a usage error, exit code 2.
+//  3. The command's Run does the work under a context that SIGINT and SIGTERM
+//     end; a second signal ends the process at once.
+//  4. An error becomes one sentence on stderr and an exit code (explain.go).
+//
+// It holds no rule of the protocol: those are in storage/transition.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// commandLine is everything that can be typed.
+type commandLine struct {
+	Serve   serveCmd   `cmd:"" help:"Run the service."`
+	Keys    keysCmd    `cmd:"" help:"Look at records, and settle those whose outcome is unknown."`
+	Demo    demoCmd    `cmd:"" help:"Charge orders through lost replies and crashes, with and without dedupd, and count double charges. Takes less than a minute; exits with 1 unless dedupd charged every order exactly once."`
+	Bench   benchCmd   `cmd:"" help:"Measure dedupd against a bare gRPC echo, client and server as two processes on this machine."`
+	Version versionCmd `cmd:"" help:"Print the version and how it was built."`
+
+	DemoPayments demoPaymentsCmd `cmd:"" hidden:"" help:"The demo's sample service."`
+	BenchEcho    benchEchoCmd    `cmd:"" hidden:"" help:"The benchmark's bare server."`
+}
+
+// streams are the standard streams of a run.
+type streams struct {
+	in  *os.File
+	out io.Writer
+	err io.Writer
+}
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+}
+
+// run does what args ask and returns the exit code.
+func run(parent context.Context, args []string, s streams) int {
+	ctx, stop := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// From the first signal on, the next one has its default effect again.
+	defer context.AfterFunc(ctx, stop)()
+
+	var cmd commandLine
+	helped := false
+	parser, err := newParser(&cmd, s, func(int) { helped = true })
+	if err != nil {
+		return report(s.err, err)
+	}
+	call, err := parser.Parse(args)
+	if helped {
+		return exitDone
+	}
+	if err != nil {
+		return report(s.err, usageOf(err, args))
+	}
+	call.BindTo(ctx, (*context.Context)(nil))
+	call.Bind(s)
+	err = call.Run()
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errInterrupted
+	}
+	return report(s.err, err)
+}
+
+func newParser(cmd *commandLine, s streams, exit func(int)) (*kong.Kong, error) {
+	return kong.New(cmd,
+		kong.Name("dedupd"),
+		kong.Description("dedupd makes retried calls harmless: for one key the effect happens at most once, and every repeat gets the first answer.\n\n"+
+			"Every flag can also be set by the variable shown beside it; the command line wins. Durations are written like 90s, 12h or 7d.\n\n"+
+			"Exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such record, 130 interrupted."),
+		kong.DefaultEnvars("DEDUPD"),
+		kong.Writers(s.out, s.err),
+		kong.Exit(exit),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+	)
+}
+
+// report prints err as one sentence and returns its exit code.
+func report(w io.Writer, err error) int {
+	if err == nil {
+		return exitDone
+	}
+	// A stderr that cannot be written to leaves nobody to tell.
+	_, _ = fmt.Fprintln(w, "dedupd: "+explain(err))
+	return exitCode(err)
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"github.com/dedupd/dedupd/cmd/dedupd/internal/demo"
+)
+
+// newProgress shows a bar on a terminal and a few plain lines elsewhere. Both go
+// to stderr: stdout has the results.
+func newProgress(s streams) demo.Progress {
+	if isTerminal(s.err) {
+		return &barProgress{w: s.err}
+	}
+	return &lineProgress{w: s.err}
+}
+
+// barProgress is for a person at a terminal. A screen that cannot be written to
+// is no reason to stop, so errors are dropped here.
+type barProgress struct {
+	w   io.Writer
+	bar *progressbar.ProgressBar
+}
+
+func (p *barProgress) Begin(name string, orders int) {
+	p.bar = progressbar.NewOptions(orders,
+		progressbar.OptionSetWriter(p.w),
+		progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
+		progressbar.OptionSetWidth(40),
+		progressbar.OptionShowCount(),
+		progressbar.OptionSetPredictTime(false),
+		progressbar.OptionThrottle(100*time.Millisecond),
+	)
+}
+
+func (p *barProgress) Placed() { _ = p.bar.Add(1) }
+
+func (p *barProgress) Note(text string) {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+	_, _ = fmt.Fprintln(p.w, "  "+text)
+}
+
+func (p *barProgress) End() {
+	_ = p.bar.Exit()
+	_, _ = fmt.Fprintln(p.w)
+	p.bar = nil
+}
+
+// lineProgress is for logs: one line per quarter.
+type lineProgress struct {
+	w      io.Writer
+	name   string
+	orders int
+	placed int
+}
+
+func (p *lineProgress) Begin(name string, orders int) {
+	p.name, p.orders, p.placed = name, orders, 0
+}
+
+func (p *lineProgress) Placed() {
+	p.placed++
+	if p.placed*4/p.orders > (p.placed-1)*4/p.orders {
+		_, _ = fmt.Fprintf(p.w, "%s: %d of %d orders\n", p.name, p.placed, p.orders)
+	}
+}
+
+func (p *lineProgress) Note(text string) { _, _ = fmt.Fprintln(p.w, "  "+text) }
+
+func (p *lineProgress) End() {}

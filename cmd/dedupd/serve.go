@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dedupd/dedupd/server"
+	"github.com/dedupd/dedupd/storage"
+	"github.com/dedupd/dedupd/storage/embedded"
+)
+
+// serveCmd runs the service until it is told to stop.
+type serveCmd struct {
+	Data     string `type:"path" placeholder:"DIR" help:"Directory of the embedded store. Default: dedupd in the user's state directory ($$XDG_STATE_HOME, or ~/.local/state)."`
+	InMemory bool   `help:"Keep nothing on disk: every record is gone when the process ends. For trying out and for tests only."`
+
+	Listen   string `default:"127.0.0.1:7480" help:"Where gRPC listens. There is no authentication yet: keep it on networks you trust."`
+	HTTP     string `name:"http" default:"127.0.0.1:7481" help:"Where /healthz, /readyz and /metrics listen; empty for nowhere."`
+	OpenHTTP bool   `name:"open-http-without-auth" help:"Let --http listen beyond this machine. Nobody is asked for a password there."`
+
+	Retention  span     `default:"7d" help:"How long a completed record is kept: 1m to 400d."`
+	Tombstone  span     `default:"30d" help:"How long after that a repeat is refused instead of run: 0s to 400d."`
+	MaxOutcome byteSize `default:"1MiB" help:"Largest response that is stored: 1 byte to 4MiB. Larger ones are left out of their record."`
+	Drain      span     `default:"20s" help:"How long calls in progress may take to finish after SIGTERM or SIGINT; a second signal ends the process at once."`
+
+	LogLevel  slog.Level `default:"info" placeholder:"LEVEL" help:"Log this and above: debug, info, warn, error."`
+	LogFormat string     `enum:"auto,text,json" default:"auto" help:"How log lines look: text, json, or auto, which is text on a terminal and json elsewhere."`
+
+	collector `embed:""`
+}
+
+// Validate is called by the parser: what cannot work is refused before anything
+// is opened.
+func (c *serveCmd) Validate() error {
+	var errs []error
+	if c.InMemory && c.Data != "" {
+		errs = append(errs, errors.New("--in-memory and --data exclude each other"))
+	}
+	if err := checkAddress("listen", c.Listen); err != nil {
+		errs = append(errs, err)
+	}
+	if c.HTTP != "" {
+		if err := checkAddress("http", c.HTTP); err != nil {
+			errs = append(errs, err)
+		} else if !c.OpenHTTP && !isLoopback(c.HTTP) {
+			errs = append(errs, fmt.Errorf("--http %s would be open to other machines without authentication; keep it on 127.0.0.1, or say --open-http-without-auth", c.HTTP))
+		}
+	}
+	errs = append(errs,
+		within("retention", c.Retention, span(storage.MinRetention), span(storage.MaxRetention), span.String),
+		within("tombstone", c.Tombstone, 0, span(storage.MaxTombstone), span.String),
+		within("max-outcome", c.MaxOutcome, 1, storage.CeilMaxOutcome, byteSize.String),
+		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
+		c.check(),
+	)
+	return joinUsage(errs...)
+}
+
+// Run opens the store and the ports, says where they are, and serves.
+func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
+	log := newLogger(s.err, c.LogLevel, c.LogFormat)
+	c.tune(ctx, log)
+	store, where, err := c.openStore(log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	tombstone := time.Duration(c.Tombstone)
+	srv, err := server.New(server.Config{
+		Store: store, Logger: log, Version: build().Version,
+		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
+		DrainTimeout: time.Duration(c.Drain),
+	})
+	if err != nil {
+		return err
+	}
+	grpcLis, err := listen(ctx, "listen", c.Listen)
+	if err != nil {
+		return err
+	}
+	var httpLis net.Listener
+	if c.HTTP != "" {
+		if httpLis, err = listen(ctx, "http", c.HTTP); err != nil {
+			return errors.Join(err, grpcLis.Close())
+		}
+	}
+	if err := c.greet(s, where, grpcLis, httpLis); err != nil {
+		return err
+	}
+	return srv.Run(ctx, grpcLis, httpLis)
+}
+
+// openStore opens the store and says in words where its data is.
+func (c *serveCmd) openStore(log *slog.Logger) (storage.Store, string, error) {
+	if c.InMemory {
+		store, err := embedded.OpenMemory(embedded.Options{Logger: log})
+		return store, "IN MEMORY: nothing survives the end of this process", err
+	}
+	dir := c.Data
+	if dir == "" {
+		var err error
+		if dir, err = stateDir(); err != nil {
+			return nil, "", err
+		}
+	}
+	store, err := embedded.Open(embedded.Options{Dir: dir, Logger: log})
+	switch {
+	case err == nil:
+		return store, dir, nil
+	case errors.Is(err, storage.ErrLocked):
+		return nil, "", fmt.Errorf("another dedupd has %s open; stop it first, or give this one another --data", dir)
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
+		return nil, "", fmt.Errorf("cannot write to %s; give --data a directory that this user may write to", dir)
+	}
+	return nil, "", fmt.Errorf("cannot open the store in %s: %w", dir, err)
+}
+
+// stateDir is where the user's programs keep what outlives them.
+func stateDir() (string, error) {
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "dedupd"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", errors.New("there is no home directory to keep data in; name a directory with --data")
+	}
+	return filepath.Join(home, ".local", "state", "dedupd"), nil
+}
+
+// greet says where everything is and what to type next.
+func (c *serveCmd) greet(s streams, where string, grpcLis, httpLis net.Listener) error {
+	addr := grpcLis.Addr().String()
+	flag := ""
+	if addr != "127.0.0.1:7480" {
+		flag = " --addr " + addr
+	}
+	lines := []string{
+		"dedupd " + build().Version,
+		"  grpc  " + addr,
+	}
+	if httpLis != nil {
+		lines = append(lines, "  http  http://"+httpLis.Addr().String()+" (/healthz /readyz /metrics)")
+	}
+	lines = append(lines,
+		"  data  "+where,
+		fmt.Sprintf("  keep  outcomes for %s, then refuse repeats for %s", c.Retention, c.Tombstone),
+		"  next  dedupd keys list"+flag+" · grpcurl -plaintext "+addr+" list · Ctrl-C stops",
+	)
+	_, err := fmt.Fprintln(s.out, strings.Join(lines, "\n"))
+	return err
+}
+
+// listen opens one port; the error names the flag that chose it.
+func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	lis, err := lc.Listen(ctx, "tcp", addr)
+	switch {
+	case err == nil:
+		return lis, nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s is in use by another process; stop it, or choose another address with --%s", addr, flag)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("this user may not listen on %s; choose a port above 1023 with --%s", addr, flag)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("%s is no address of this machine; choose another with --%s", addr, flag)
+	}
+	return nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
+}
+
+func checkAddress(flag, addr string) error {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return fmt.Errorf("--%s is %q; it takes host:port", flag, addr)
+	}
+	return nil
+}
+
+// isLoopback reports whether addr is reachable from this machine alone.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
+}
