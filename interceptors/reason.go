@@ -1,0 +1,139 @@
+package interceptors
+
+import (
+	"encoding/hex"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+const recordDigits = 12 // of the record id's hexadecimal, in refusals
+
+// ReasonOf returns why dedupd, or an interceptor in front of the called handler,
+// refused a call. It is false for the application's own errors, whatever their
+// code, and for refusals that a handler handed on from a call of its own. The
+// reason is REASON_UNSPECIFIED where it is of a later version.
+func ReasonOf(err error) (dedupv1.Reason, bool) { return policy.ReasonOf(err) }
+
+// RetryAfter returns how long a server asks to wait before the next try (its
+// google.rpc.RetryInfo), and whether it asks.
+func RetryAfter(err error) (time.Duration, bool) { return policy.RetryAfter(err) }
+
+// refusal is an error of our own, made on either side of a call.
+type refusal struct {
+	reason    dedupv1.Reason
+	message   string // never holds a key, a request or a response
+	operation string // may be empty: not known yet
+	record    []byte // the whole record id; may be empty
+	// retryAfter, where hint is set, becomes RetryInfo.
+	retryAfter time.Duration
+	hint       bool
+	// field, for INVALID_ARGUMENT, becomes a BadRequest violation.
+	field string
+	// effect is told where the reason alone does not tell what is left behind.
+	effect policy.Effect
+}
+
+// code returns the status code that a reason travels with.
+func (r refusal) code() codes.Code {
+	switch r.reason {
+	case dedupv1.Reason_REASON_IN_PROGRESS:
+		return codes.Aborted
+	case dedupv1.Reason_REASON_OUTCOME_UNKNOWN, dedupv1.Reason_REASON_KEY_REUSED,
+		dedupv1.Reason_REASON_KEY_EXPIRED, dedupv1.Reason_REASON_STALE_HOLDER,
+		dedupv1.Reason_REASON_NOT_RECONCILED, dedupv1.Reason_REASON_RECORD_CHANGED:
+		return codes.FailedPrecondition
+	case dedupv1.Reason_REASON_KEY_REQUIRED, dedupv1.Reason_REASON_KEY_INVALID,
+		dedupv1.Reason_REASON_INPUT_INVALID:
+		return codes.InvalidArgument
+	case dedupv1.Reason_REASON_OUTCOME_NOT_STORED:
+		return codes.DataLoss
+	case dedupv1.Reason_REASON_STORE_UNAVAILABLE:
+		return codes.Unavailable
+	case dedupv1.Reason_REASON_UNSPECIFIED:
+	}
+	return codes.Unknown
+}
+
+// err returns r as a status error.
+func (r refusal) err() error {
+	info := &errdetails.ErrorInfo{
+		Reason:   strings.TrimPrefix(r.reason.String(), "REASON_"),
+		Domain:   policy.Domain,
+		Metadata: map[string]string{},
+	}
+	if r.operation != "" {
+		info.Metadata[policy.MetaOperation] = r.operation
+	}
+	if len(r.record) > 0 {
+		digits := hex.EncodeToString(r.record)
+		info.Metadata[policy.MetaRecord] = digits[:min(len(digits), recordDigits)]
+	}
+	if r.effect != policy.EffectAsTable {
+		info.Metadata[policy.MetaEffect] = r.effect.String()
+	}
+	s := &statuspb.Status{Code: int32(r.code()), Message: r.message} //nolint:gosec // one of 17 codes
+	s.Details = appendDetail(s.Details, info)
+	if r.hint {
+		s.Details = appendDetail(s.Details, &errdetails.RetryInfo{RetryDelay: durationpb.New(max(r.retryAfter, 0))})
+	}
+	if r.field != "" {
+		s.Details = appendDetail(s.Details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+			{Field: r.field, Description: r.message},
+		}})
+	}
+	return status.FromProto(s).Err()
+}
+
+func appendDetail(details []*anypb.Any, m proto.Message) []*anypb.Any {
+	d := new(anypb.Any)
+	// It fails for text that is not UTF-8 only; a refusal without one of its
+	// details is better than none.
+	if err := anypb.MarshalFrom(d, m, proto.MarshalOptions{Deterministic: true}); err != nil {
+		return details
+	}
+	return append(details, d)
+}
+
+// markNested marks every refusal in err, which a handler returns, as one from
+// further down, so that no caller takes it for a refusal of the call itself.
+// Other details stay as they are, byte for byte. Without a refusal in it, err
+// comes back unchanged.
+func markNested(err error) error {
+	if err == nil {
+		return nil
+	}
+	p := policy.StatusOf(err).Proto() // a copy
+	marked := false
+	for i, d := range p.GetDetails() {
+		var info errdetails.ErrorInfo
+		if !d.MessageIs(&info) || proto.Unmarshal(d.GetValue(), &info) != nil ||
+			info.GetDomain() != policy.Domain || info.GetMetadata()[policy.MetaNested] == "true" {
+			continue
+		}
+		if info.Metadata == nil {
+			info.Metadata = map[string]string{}
+		}
+		info.Metadata[policy.MetaNested] = "true"
+		value, err := proto.MarshalOptions{Deterministic: true}.Marshal(&info)
+		if err != nil {
+			continue
+		}
+		p.Details[i] = &anypb.Any{TypeUrl: d.GetTypeUrl(), Value: value}
+		marked = true
+	}
+	if !marked {
+		return err
+	}
+	return status.FromProto(p).Err()
+}
