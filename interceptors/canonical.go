@@ -31,6 +31,7 @@ type canonicalWriter struct {
 	at      int  // buf[at:] is written
 	unknown bool // unknown fields were met
 	err     error
+	fields  []known // of the messages being written, outermost first
 }
 
 func (w *canonicalWriter) bytes() []byte { return w.buf[w.at:] }
@@ -71,15 +72,14 @@ type known struct {
 // message writes what m holds in ascending order of field numbers; under one
 // number a known field comes before unknown values.
 func (w *canonicalWriter) message(m protoreflect.Message) {
-	var space [16]known
-	fields := space[:0]
+	base := len(w.fields)
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if !ignored(fd) {
-			fields = append(fields, known{fd, v})
+			w.fields = append(w.fields, known{fd, v})
 		}
 		return true
 	})
-	slices.SortFunc(fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
+	slices.SortFunc(w.fields[base:], func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
 	var unknown unknownFields
 	if raw := m.GetUnknown(); len(raw) > 0 {
 		w.unknown = true
@@ -90,7 +90,8 @@ func (w *canonicalWriter) message(m protoreflect.Message) {
 		}
 	}
 	last := len(unknown.spans) - 1
-	for _, f := range slices.Backward(fields) {
+	for ; len(w.fields) > base; w.fields = w.fields[:len(w.fields)-1] {
+		f := w.fields[len(w.fields)-1]
 		for ; last >= 0 && unknown.spans[last].number >= f.field.Number(); last-- {
 			w.raw(unknown.value(last))
 		}

@@ -111,16 +111,22 @@ func TestFingerprintIsOneValueForAMapOfFifty(t *testing.T) { // C01
 		name := strings.Repeat("k", i+1)
 		fields[name] = map[string]any{name: float64(i), "x": []any{name, nil}}
 	}
-	want := ""
-	for range 1000 {
-		m, err := structpb.NewStruct(fields)
-		require.NoError(t, err)
-		got := digestOf(t, m)
-		if want == "" {
-			want = got
-		}
-		require.Equal(t, want, got)
+	m, err := structpb.NewStruct(fields)
+	require.NoError(t, err)
+	want := digestOf(t, m)
+	for range 1000 { // a map is ranged over in another order each time
+		require.Equal(t, want, digestOf(t, m))
 	}
+	wires := map[string]bool{}
+	for range 20 {
+		wire, err := proto.Marshal(m)
+		require.NoError(t, err)
+		wires[string(wire)] = true
+		again := new(structpb.Struct)
+		require.NoError(t, proto.Unmarshal(wire, again))
+		require.Equal(t, want, digestOf(t, again))
+	}
+	require.Greater(t, len(wires), 1, "the encodings differ, or this test shows nothing")
 }
 
 func TestFingerprintIgnoresAMarkedFieldOfADescriptorLoadedAtRunTime(t *testing.T) { // C12
@@ -257,8 +263,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which byte, seed uint64, wire []byte) {
 		kind := kinds[int(which)%len(kinds)]
 		m := kind.New().Interface()
-		decode := proto.UnmarshalOptions{Resolver: types}
-		if decode.Unmarshal(wire, m) != nil {
+		if !decodes(types, wire, m) {
 			return
 		}
 		want, err := Fingerprint("op", m)
@@ -268,13 +273,25 @@ func FuzzFingerprint(f *testing.F) {
 		shuffled := shuffleFields(rand.New(rand.NewPCG(seed, 0)), again)
 		for _, encoding := range [][]byte{again, shuffled} {
 			n := kind.New().Interface()
-			require.NoError(t, decode.Unmarshal(encoding, n))
+			require.True(t, decodes(types, encoding, n))
 			got, err := Fingerprint("op", n)
 			require.NoError(t, err)
 			require.Equal(t, want.GetDigest(), got.GetDigest())
 			require.Equal(t, want.GetUnknownFields(), got.GetUnknownFields())
 		}
 	})
+}
+
+// decodes reports whether wire is a message. The decoder for dynamic messages
+// panics on a map entry with two keys of which the last has a wrong wire type
+// (protobuf-go 1.36.12); that is no business of the fingerprint's.
+func decodes(types *dynamicpb.Types, wire []byte, into proto.Message) (ok bool) {
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	return proto.UnmarshalOptions{Resolver: types}.Unmarshal(wire, into) == nil
 }
 
 // shuffleFields puts the top-level fields of a message into another order and

@@ -32,17 +32,23 @@ type Outcome struct {
 // Success reports whether the outcome is a success.
 func (o *Outcome) Success() bool { return o.Code == 0 }
 
-// Hash identifies the outcome: an omitted response hashes as the response
-// itself would. A nil outcome has the zero hash.
+// Hash identifies the outcome: SHA-256 over "dedup.outcome.v1", the status, how
+// many responses there are (0 or 1) with type URL and SHA-256 of the bytes, and
+// the number, keys and values of headers and of trailers. Every number is eight
+// bytes, big endian, and every string has its length before it. An omitted
+// response hashes as the response itself would. A nil outcome has the zero hash.
 func (o *Outcome) Hash() (sum [sha256.Size]byte) {
 	if o == nil {
 		return sum
 	}
 	h := sha256.New()
 	var buf []byte
-	field := func(b []byte) {
-		buf = binary.BigEndian.AppendUint64(buf[:0], uint64(len(b)))
+	count := func(n int) {
+		buf = binary.BigEndian.AppendUint64(buf[:0], uint64(n)) //nolint:gosec // a length
 		h.Write(buf)
+	}
+	field := func(b []byte) {
+		count(len(b))
 		h.Write(b)
 	}
 	field([]byte("dedup.outcome.v1"))
@@ -52,12 +58,14 @@ func (o *Outcome) Hash() (sum [sha256.Size]byte) {
 		if !o.Omitted {
 			response = sha256.Sum256(o.Response)
 		}
+		count(1)
 		field([]byte(o.TypeURL))
 		field(response[:])
+	} else {
+		count(0)
 	}
 	for _, md := range [...][]MetadataEntry{o.Headers, o.Trailers} {
-		buf = binary.BigEndian.AppendUint64(buf[:0], uint64(len(md)))
-		h.Write(buf)
+		count(len(md))
 		for _, e := range md {
 			field([]byte(e.Key))
 			field(e.Value)

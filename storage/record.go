@@ -249,7 +249,7 @@ type Record struct {
 	Identity Identity
 	State    State // as stored; StateAt judges it
 	// Version grows with every write of the record, also over its deletion; it
-	// names exactly what was read.
+	// names exactly what was read. VersionAt is the one to tell.
 	Version int64
 
 	// The current or last grant.
@@ -307,11 +307,29 @@ func (r *Record) StateAt(now Instant, skew time.Duration) State {
 	return r.State
 }
 
+// VersionAt is the version to tell an operator who looks at r, which may be
+// nil, now, and whom Resolve holds to it. It is zero, the version of no record,
+// as long as the effect of a grant may still land: a look before that is no
+// ground for a verdict after it.
+func (r *Record) VersionAt(now Instant, skew time.Duration) int64 {
+	if r == nil || r.effectsLeft(now, skew) > 0 {
+		return 0
+	}
+	return r.Version
+}
+
 // ByOperator reports whether an operator settled the record.
 func (r *Record) ByOperator() bool { return r.ResolvedFrom != 0 }
 
 func (r *Record) leaseOver(now Instant, skew time.Duration) bool {
 	return now >= r.LeaseEnd.Add(skew)
+}
+
+// effectsLeft is how long effects of the grants so far may still land: to the
+// end of the current lease and of the last running one, which outlives it where
+// a reconciler was granted before that end. Negative once that is over.
+func (r *Record) effectsLeft(now Instant, skew time.Duration) time.Duration {
+	return max(r.LeaseEnd, r.RunEnd).Add(skew).Sub(now)
 }
 
 func (r *Record) hasEnded(a AttemptID) bool { return slices.Contains(r.Ended, a) }

@@ -90,7 +90,7 @@ type Lookup struct {
 
 // Resolve carries an operator's verdict.
 type Resolve struct {
-	Version   int64    // of the record that the operator looked at
+	Version   int64    // VersionAt of the record that the operator looked at
 	Completed bool     // else released
 	Outcome   *Outcome // of Completed; nil: repeats get OUTCOME_NOT_STORED
 	Note      string

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -194,9 +195,9 @@ func (t *turn) complete(q Complete) (*Record, Answer) {
 	return next, Answer{Verdict: VerdictOK, Late: t.state == StateReleased}
 }
 
-// conflict refuses a Complete. It is the trace of a double effect when a run
-// began after the refused grant, or when it differs from what is stored; a
-// refused holder that was only reconciling and agrees is no conflict.
+// conflict refuses a Complete. It may be the trace of a double effect when it
+// contradicts what the record says, or when a run began after its grant and it
+// is not that run's very error. A reconciler that agrees is no conflict.
 func (t *turn) conflict(q Complete) (*Record, Answer) {
 	c := &Conflict{RefusedFence: q.Fence, Success: q.Outcome.Success(), RefusedHash: q.Outcome.Hash(), At: t.now}
 	ans := Answer{Verdict: VerdictStaleHolder, Conflict: c}
@@ -204,18 +205,17 @@ func (t *turn) conflict(q Complete) (*Record, Answer) {
 		return nil, ans
 	}
 	c.RecordFence = t.rec.Fence
-	settled := t.state == StateCompleted || t.state == StateExpired
-	if settled {
+	contradicts, laterRun := false, t.rec.RunFence > q.Fence
+	switch t.state {
+	case StateCompleted, StateExpired:
 		c.RecordHash = t.rec.Outcome.Hash()
+		contradicts = c.RecordHash != c.RefusedHash
+		laterRun = laterRun && c.Success
+	case StateReleased: // ready to be run again
+		contradicts = c.Success
+	case StateAbsent, StateReserved, StateUnknown:
 	}
-	differs := settled && c.RecordHash != c.RefusedHash
-	laterRun := t.rec.RunFence > q.Fence
-	switch {
-	case t.state == StateExpired, !laterRun:
-		if !differs {
-			ans.Conflict = nil
-		}
-	case settled && !c.Success && !differs:
+	if !contradicts && !laterRun {
 		ans.Conflict = nil
 	}
 	return nil, ans
@@ -253,11 +253,11 @@ func (t *turn) release(q Release) *Record {
 		next.LeaseEnd = next.RunEnd
 		return next
 	}
+	next.Bound = next.Bound || q.Effect == EffectRepeatable
 	if next.Open || q.Effect == EffectUnknown {
 		next.release(StateUnknown, q.Effect, q.Note)
 		return next
 	}
-	next.Bound = next.Bound || q.Effect == EffectRepeatable
 	next.release(StateReleased, q.Effect, q.Note)
 	t.endReleased(next, q.Terms)
 	if q.Error != nil && q.Hold > 0 {
@@ -297,7 +297,7 @@ func (t *turn) giveBack(q Release) (*Record, Answer) {
 		}
 		return ok(t.release(q))
 	}
-	if t.state == StateCompleted || t.state == StateExpired || t.spent(q.Attempt) || t.rec.Attempt == q.Attempt {
+	if t.state == StateCompleted || t.state == StateExpired || t.spent(q.Attempt) {
 		return ok(nil) // cannot be granted as it is
 	}
 	next := t.rec.clone()
@@ -328,12 +328,12 @@ func (q Resolve) judge(t *turn) (*Record, Answer) {
 		return refuse(VerdictRecordChanged)
 	case t.rec.ByOperator() && t.rec.ResolvedFrom == q.Version && t.ownVerdict(q):
 		return ok(nil)
-	case t.rec.Version != q.Version:
-		return refuse(VerdictRecordChanged)
 	case t.rec.State != StateReserved && t.rec.State != StateUnknown:
 		return refuse(VerdictRecordChanged)
 	case t.effectsLeft() > 0:
 		return t.inProgress(t.effectsLeft())
+	case t.rec.Version != q.Version:
+		return refuse(VerdictRecordChanged)
 	}
 	next := t.rec.clone()
 	next.endAttempt(next.Attempt)
@@ -388,17 +388,13 @@ func (t *turn) current(a AttemptID) bool {
 	return t.rec != nil && t.rec.State == StateReserved && t.rec.Attempt == a
 }
 
-// spent reports whether a was granted and has ended, or was given back unread.
+// spent reports whether a, which is not current, was granted once or was given
+// back unread.
 func (t *turn) spent(a AttemptID) bool {
 	if t.rec != nil {
-		return t.rec.hasEnded(a)
+		return t.rec.Attempt == a || t.rec.RunAttempt == a || t.rec.hasEnded(a)
 	}
-	for _, m := range t.spentMarks() {
-		if m == a {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(t.spentMarks(), a)
 }
 
 // spentMarks are the attempt ids of a mark that is still kept.
@@ -414,12 +410,7 @@ func (t *turn) kept(f Fingerprint) bool {
 	return t.state == StateReleased && t.rec.Outcome != nil && t.now < t.rec.HoldEnd && t.rec.Fingerprint.Same(f)
 }
 
-// effectsLeft is how long effects of the grants so far may still land: to the
-// end of the current lease and of the last running one, which outlives it where
-// a reconciler was granted before that end. Negative once that is over.
-func (t *turn) effectsLeft() time.Duration {
-	return max(t.rec.LeaseEnd, t.rec.RunEnd).Add(t.skew).Sub(t.now)
-}
+func (t *turn) effectsLeft() time.Duration { return t.rec.effectsLeft(t.now, t.skew) }
 
 func (t *turn) inProgress(retry time.Duration) (*Record, Answer) {
 	return nil, Answer{Verdict: VerdictInProgress, RetryAfter: max(retry, time.Millisecond)}

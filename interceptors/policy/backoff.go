@@ -80,15 +80,22 @@ func (b Backoff) Wait(n int, hint time.Duration, random func(m int64) int64) tim
 
 // String describes the schedule in words with numbers, for logs and help texts.
 func (b Backoff) String() string {
-	const shown = 5
+	const listed = 5
 	var sb strings.Builder
-	fmt.Fprintf(&sb, "waits between tries are random, up to %v after the first", b.Ceiling(0))
-	n := 1
-	for ; n < shown && b.Ceiling(n-1) < b.limit; n++ {
-		fmt.Fprintf(&sb, ", %v", b.Ceiling(n))
-	}
-	if b.Ceiling(n-1) < b.limit && b.factor > 1 {
-		fmt.Fprintf(&sb, ", growing by %v up to %v", b.factor, b.limit)
+	fmt.Fprintf(&sb, "waits between tries are random, up to %v after ", b.base)
+	if b.factor == 1 || b.base == b.limit {
+		sb.WriteString("each")
+	} else {
+		sb.WriteString("the first")
+		n := 1
+		for ; n < listed && b.Ceiling(n) < b.limit; n++ {
+			fmt.Fprintf(&sb, ", %v", b.Ceiling(n))
+		}
+		if b.Ceiling(n) < b.limit {
+			fmt.Fprintf(&sb, ", growing by %v up to %v", b.factor, b.limit)
+		} else {
+			fmt.Fprintf(&sb, ", then %v", b.limit)
+		}
 	}
 	sb.WriteString("; a wait that the server asks for is added to it")
 	return sb.String()

@@ -168,7 +168,7 @@ func (t Table) With(c codes.Code, r Row) (Table, error) {
 // the outcome unknown: the method policy `errors: ERROR_RULE_UNKNOWN`.
 func (t Table) ErrorsUnknown() Table {
 	for c := range t.rows {
-		if codes.Code(c) != codes.OK { //nolint:gosec // an index below allCodes
+		if codes.Code(c) != codes.OK {
 			t.rows[c].Ending = Unknown
 		}
 	}
