@@ -93,7 +93,7 @@ func history(steps []step) error {
 		return nil
 	}
 	for _, s := range steps {
-		time.Sleep(s.wait)
+		pass(s.wait)
 		if s.end < 0 || s.end >= len(under) {
 			if err := begin(); err != nil {
 				return err
@@ -111,7 +111,7 @@ func history(steps []step) error {
 		c.done(s.verdict)
 	}
 	// What is still under way never ends; the server is well from here on.
-	time.Sleep(6 * time.Second)
+	pass(6 * time.Second)
 	calls(b, 3, policy.Well)
 	if s := b.State(service); s != policy.BreakerClosed {
 		return fmt.Errorf("still %v", s)
@@ -130,23 +130,24 @@ func TestBreakerHoldsInACrowd(t *testing.T) {
 			if telling.Add(1) != 1 || last.Swap(int64(to)) != int64(from) {
 				disorder.Add(1)
 			}
-			time.Sleep(time.Millisecond) // others end meanwhile
+			pass(time.Millisecond) // others end meanwhile
 			telling.Add(-1)
 			changes.Add(1)
 		}},
 	}
-	bubble(t, s, func(t *testing.T, b *policy.Breaker) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBreaker(t, s)
 		var wg sync.WaitGroup
 		for range 100 {
 			wg.Go(func() {
 				for range 300 {
 					done, err := b.Allow(method)
 					if err != nil {
-						time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+						pass(time.Duration(rand.IntN(100)) * time.Millisecond)
 						continue
 					}
 					if rand.IntN(2) == 0 {
-						time.Sleep(time.Duration(rand.IntN(5)) * time.Millisecond)
+						pass(time.Duration(rand.IntN(5)) * time.Millisecond)
 					}
 					done(policy.Verdict(rand.IntN(3)))
 				}
@@ -155,7 +156,7 @@ func TestBreakerHoldsInACrowd(t *testing.T) {
 		wg.Wait()
 		require.Zero(t, disorder.Load(), "a change was told out of order, or with another")
 		require.Greater(t, changes.Load(), int64(10))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		calls(b, 3, policy.Well)
 		require.Equal(t, policy.BreakerClosed, b.State(service))
 	})

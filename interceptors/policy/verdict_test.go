@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -89,11 +90,12 @@ func TestOnlySignsOfAnIllServerOpenTheBreaker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Equal(t, row.want, policy.VerdictOf(row.try))
-			bubble(t, policy.BreakerSettings{}, func(t *testing.T, b *policy.Breaker) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBreaker(t, policy.BreakerSettings{})
 				sent := calls(b, 1000, policy.VerdictOf(row.try))
 				if row.want == policy.Ill {
 					require.Equal(t, 20, sent)
-					time.Sleep(6 * time.Second)
+					pass(6 * time.Second)
 					require.Equal(t, 1, calls(b, 1000, policy.VerdictOf(row.try)))
 					require.Equal(t, policy.BreakerOpen, b.State(service))
 					return
@@ -102,7 +104,7 @@ func TestOnlySignsOfAnIllServerOpenTheBreaker(t *testing.T) {
 				require.Equal(t, policy.BreakerClosed, b.State(service))
 
 				calls(b, 1000, policy.Ill)
-				time.Sleep(6 * time.Second)
+				pass(6 * time.Second)
 				require.Equal(t, 1000, calls(b, 1000, policy.VerdictOf(row.try)), "none opens it")
 				want := policy.BreakerHalfOpen
 				if row.want == policy.Well {
