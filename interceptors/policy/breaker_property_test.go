@@ -140,7 +140,7 @@ func TestBreakerHoldsInACrowd(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 100 {
 			wg.Go(func() {
-				for range 300 {
+				for range 100 {
 					done, err := b.Allow(method)
 					if err != nil {
 						pass(time.Duration(rand.IntN(100)) * time.Millisecond)

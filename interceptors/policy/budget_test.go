@@ -63,7 +63,7 @@ func TestBudgetHoldsWhileManyAskAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			for granted := 0; granted < 50; {
+			for granted := 0; granted < 10; {
 				release, ok := b.TryRetry()
 				if !ok {
 					continue

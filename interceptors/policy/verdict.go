@@ -36,8 +36,9 @@ func (v Verdict) String() string { return name(int(v), "neutral", "well", "ill")
 //     and UNKNOWN.
 //   - Neutral: the caller's cancel and every other CANCELLED, a deadline that
 //     passed before anything was sent, INTERNAL and UNKNOWN after the caller had
-//     left, a message too large, DATA_LOSS, and whatever was made on this side
-//     before anything was sent.
+//     left, a message too large, DATA_LOSS, a business code that the transport
+//     made up (a reset stream, a gateway's 403), and whatever was made on this
+//     side before anything was sent.
 //   - Well: success and every other answer: business errors, quota, and the
 //     refusals of dedupd that came over the wire.
 //
@@ -72,7 +73,7 @@ func VerdictOf(t Try) Verdict {
 	case codes.OK, codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
 		codes.ResourceExhausted, codes.FailedPrecondition, codes.Aborted, codes.OutOfRange,
 		codes.Unimplemented, codes.Unauthenticated:
-		return unless(unsent, Well)
+		return unless(unsent || byTransport(p), Well)
 	case codes.Internal, codes.Unknown:
 	}
 	return unless(unsent || t.CallerDone, Ill) // a code that gRPC does not define means UNKNOWN

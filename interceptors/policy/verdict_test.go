@@ -62,6 +62,7 @@ func tries(t *testing.T) map[string]struct {
 		"internal, made on this side":                 {unsent(status.Error(codes.Internal, "cannot marshal")), policy.Neutral},
 		"unknown, made on this side":                  {unsent(errors.New("no token")), policy.Neutral},
 		"unauthenticated, on this side":               {unsent(status.Error(codes.Unauthenticated, "no token")), policy.Neutral},
+		"a gateway's 403":                             {sent(status.Error(codes.PermissionDenied, "unexpected HTTP status code received from server: 403 (Forbidden)")), policy.Neutral},
 		"too large to send":                           {unsent(status.Error(codes.ResourceExhausted, "trying to send message larger than max (5 vs. 4)")), policy.Neutral},
 		"too large to receive":                        {sent(status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")), policy.Neutral},
 		"data loss":                                   {sent(status.Error(codes.DataLoss, "")), policy.Neutral},
