@@ -61,11 +61,12 @@ func TestBudgetHoldsWhileManyAskAtOnce(t *testing.T) {
 	b := newBudget(t, policy.BudgetSettings{Minimum: 1})
 	var held, most atomic.Int64
 	var wg sync.WaitGroup
-	for range 8 {
+	for range 64 {
 		wg.Go(func() {
-			for granted := 0; granted < 10; {
+			for granted := 0; granted < 1_000; {
 				release, ok := b.TryRetry()
 				if !ok {
+					runtime.Gosched()
 					continue
 				}
 				granted++
