@@ -25,7 +25,7 @@ func ServeEcho(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	s := grpc.NewServer(grpc.NumStreamWorkers(uint32(server.StreamWorkers*runtime.GOMAXPROCS(0)))) //nolint:gosec // some hundreds
+	s := grpc.NewServer(grpc.NumStreamWorkers(uint32(server.StreamWorkers * runtime.GOMAXPROCS(0)))) //nolint:gosec // some hundreds
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "dedup.bench.v1.EchoService",
 		HandlerType: (*any)(nil),
