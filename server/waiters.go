@@ -95,7 +95,7 @@ func (w *waiters) join(ctx context.Context, id storage.RecordID, wait time.Durat
 // caller's wait is over: false, with its last answer as it stands now. The
 // answer it is given is the store's latest: somebody else holds the record.
 func (c *waiter) wait(ctx context.Context, held storage.Answer) (storage.Answer, bool, error) {
-	c.all.heard(c.id, held)
+	c.all.heard(c.id, held) //nolint:contextcheck // a line is watched for all its callers
 	select {
 	case <-c.wake:
 		return held, true, nil
