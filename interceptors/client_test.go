@@ -360,3 +360,61 @@ func TestACallOfABoundedRunEndsWithItsLease(t *testing.T) {
 		require.Equal(t, start.Add(27*time.Second), s.deadlines[0], "the lease less its margin")
 	})
 }
+
+func TestAStoredErrorIsNotAskedForAgain(t *testing.T) { // E06
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		w.handle = fails(interceptors.Final(status.Error(codes.Internal, "for good")))
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		require.Equal(t, codes.Internal, status.Code(err))
+		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "the stored answer is known")
+		require.Equal(t, 2, w.called())
+		require.Equal(t, 1, w.ran())
+	})
+}
+
+func TestWhatAnEarlierTryMayHaveDoneIsNotForgotten(t *testing.T) { // E07
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{server: []interceptors.ServerOption{interceptors.Before(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				md, _ := metadata.FromIncomingContext(ctx)
+				if md[interceptors.HeaderAttempt][0] == "2" {
+					return nil, status.Error(codes.Unauthenticated, "the token has expired meanwhile")
+				}
+				return handler(ctx, req)
+			})}})
+		w.cutAfter = func(n int) bool { return n == 1 }
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("a"))
+		require.Equal(t, codes.Unauthenticated, status.Code(err))
+		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown, "the first try did charge")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		w.handle = fails(interceptors.NotApplied(errDown), interceptors.NotApplied(status.Error(codes.InvalidArgument, "no")))
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("b"))
+		require.Equal(t, codes.InvalidArgument, status.Code(err))
+		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "the handler of the key says that nothing was applied")
+	})
+}
+
+func TestWaitingUsesUpNoAttempt(t *testing.T) { // C05, E04
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{server: []interceptors.ServerOption{
+			interceptors.WithMethod(charge, interceptors.Method{RefuseAtOnce: true}),
+		}})
+		w.handle = func(ctx context.Context, n int, req *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+			if n == 1 {
+				pass(20 * time.Second)
+			}
+			return fails(interceptors.NotApplied(errDown), interceptors.NotApplied(errDown))(ctx, n, req)
+		}
+		time.AfterFunc(time.Second, w.cut)
+		resp, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		require.NoError(t, err)
+		require.Equal(t, "xxx", resp.GetChargeId())
+		require.Greater(t, w.called(), interceptors.DefaultMaxAttempts)
+	})
+}

@@ -112,7 +112,7 @@ func chargeTwice(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Println(resp.GetChargeId(), "replayed:", trailer[interceptors.TrailerReplayed])
+		fmt.Println(resp.GetChargeId(), "replayed:", trailer[interceptors.TrailerReplayed]) //nolint:forbidigo // the output is the example
 	}
 	return nil
 }

@@ -58,9 +58,10 @@ func (r refusal) code() codes.Code {
 		return codes.InvalidArgument
 	case dedupv1.Reason_REASON_OUTCOME_NOT_STORED:
 		return codes.DataLoss
-	case dedupv1.Reason_REASON_STORE_UNAVAILABLE:
+	case dedupv1.Reason_REASON_STORE_UNAVAILABLE, dedupv1.Reason_REASON_BREAKER_OPEN:
 		return codes.Unavailable
-	case dedupv1.Reason_REASON_UNSPECIFIED:
+	case dedupv1.Reason_REASON_BUDGET_SPENT, // names a counter: no error has it
+		dedupv1.Reason_REASON_UNSPECIFIED:
 	}
 	return codes.Unknown
 }

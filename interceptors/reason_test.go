@@ -46,6 +46,8 @@ func TestEveryReasonHasItsCode(t *testing.T) { // C04
 		dedupv1.Reason_REASON_NOT_RECONCILED:     codes.FailedPrecondition,
 		dedupv1.Reason_REASON_STORE_UNAVAILABLE:  codes.Unavailable,
 		dedupv1.Reason_REASON_RECORD_CHANGED:     codes.FailedPrecondition,
+		dedupv1.Reason_REASON_BREAKER_OPEN:       codes.Unavailable,
+		dedupv1.Reason_REASON_BUDGET_SPENT:       codes.Unknown,
 	}
 	require.Len(t, want, len(dedupv1.Reason_name)-1)
 	for reason, code := range want {

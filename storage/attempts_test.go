@@ -157,3 +157,16 @@ func TestAnExtendedRunMayStillLandUntilItsNewEnd(t *testing.T) {
 	l.want(VerdictInProgress, reserve(3, reconcile(BasisBounded)))
 	l.after(tick).grant(3, reconcile(BasisBounded))
 }
+
+func TestAGrantTellsTheOnesBeforeIt(t *testing.T) {
+	t.Parallel()
+	l := newLife(t)
+	l.grant(1)
+	require.Equal(t, int64(1), l.rec.Grants)
+	require.Zero(t, l.rec.PrevGrant)
+	granted := l.now
+	l.lapse().grant(2, reconcile(BasisBounded))
+	require.Equal(t, int64(2), l.rec.Grants)
+	require.Equal(t, granted, l.rec.PrevGrant)
+	require.Equal(t, granted.Add(lease), l.rec.RunEnd, "when the last running lease ended")
+}

@@ -181,6 +181,13 @@ func situations() []situation {
 			spans: free, current: 2, runner: 1, ended: []byte{1, 2}, operator: true,
 		},
 		{
+			name: "an open run's, released by an operator", arrange: func(l *life) {
+				rerunning(l)
+				l.lapse().want(VerdictOK, resolveReleased(l.rec.Version))
+			},
+			spans: free, current: 2, runner: 2, ended: []byte{1, 2}, operator: true,
+		},
+		{
 			name: "completed", arrange: func(l *life) { l.want(VerdictOK, complete(1, l.grant(1), success("done"))) },
 			spans: completed, current: 1, runner: 1, landed: leaseAndMax, outcome: success("done"),
 		},

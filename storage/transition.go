@@ -339,8 +339,7 @@ func (q Resolve) judge(t *turn) (*Record, Answer) {
 		return refuse(VerdictRecordChanged)
 	}
 	next := t.rec.clone()
-	next.endAttempt(next.Attempt)
-	next.Open = false
+	next.Open = false // the verdict is on every run so far
 	if q.Completed {
 		next.settle(t.now, q.Outcome, t.retention(q.Terms), q.Terms.Tombstone)
 		next.Note = q.Note

@@ -245,10 +245,14 @@ func (j judge) grant(next *Record, ans Answer, q Reserve) {
 
 func (j judge) completes(n byte, fence Fence, own bool, o *Outcome) {
 	next, ans := j.expect(j.onComplete(n, own, o), complete(n, fence, o))
+	settlesNothing := j.open && n == j.runner && !o.Success()
+	if ans.Verdict == VerdictOK && next == nil {
+		require.True(j, settlesNothing || j.is(StateCompleted), "an accepted outcome is stored")
+	}
 	if next == nil {
 		return
 	}
-	if j.open && n == j.runner && !o.Success() {
+	if settlesNothing {
 		require.Equal(j, StateUnknown, ans.State)
 		return
 	}

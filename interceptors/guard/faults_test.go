@@ -362,3 +362,18 @@ func TestClosingTheEngineGivesUpWhatIsStillToBeDelivered(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+func TestAHolderWhoseRecordIsGoneInvitesNoRetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var e effect
+		_, err := w.engine.Do(t.Context(), call(), func(ctx context.Context, a guard.Attempt) guard.Ending {
+			w.store.mu.Lock()
+			defer w.store.mu.Unlock()
+			clear(w.store.rows) // an operator forgot it
+			return e.run(ctx, a)
+		})
+		require.Zero(t, requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true), "a retry would be a second effect")
+	})
+}

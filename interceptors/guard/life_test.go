@@ -270,3 +270,13 @@ func TestAMalformedCallReachesNothing(t *testing.T) {
 		require.Zero(t, w.count("Reserve")+e.count())
 	})
 }
+
+func TestARunThatSaysNothingOfItsEffectLeavesItUnknown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, err := w.engine.Do(t.Context(), call(), func(context.Context, guard.Attempt) guard.Ending { return guard.Ending{} })
+		require.NoError(t, err)
+		require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.state(t, call()))
+	})
+}

@@ -119,7 +119,7 @@ func (a *Answer) applyRefusal(r Refusal) {
 		if a.HasHint {
 			a.Retry = Wait
 		}
-	case dedupv1.Reason_REASON_STORE_UNAVAILABLE:
+	case dedupv1.Reason_REASON_STORE_UNAVAILABLE, dedupv1.Reason_REASON_BREAKER_OPEN:
 		a.Retry = Transient
 	case dedupv1.Reason_REASON_KEY_REUSED, dedupv1.Reason_REASON_KEY_EXPIRED,
 		dedupv1.Reason_REASON_KEY_REQUIRED, dedupv1.Reason_REASON_KEY_INVALID,
@@ -127,7 +127,8 @@ func (a *Answer) applyRefusal(r Refusal) {
 		dedupv1.Reason_REASON_STALE_HOLDER, dedupv1.Reason_REASON_NOT_RECONCILED,
 		dedupv1.Reason_REASON_RECORD_CHANGED:
 		a.Retry = Permanent
-	case dedupv1.Reason_REASON_UNSPECIFIED: // of a later version: its code says it
+	case dedupv1.Reason_REASON_BUDGET_SPENT, // names a counter: no error has it
+		dedupv1.Reason_REASON_UNSPECIFIED: // of a later version: its code says it
 	}
 }
 
@@ -140,7 +141,7 @@ func refusalEffect(r Refusal) Effect {
 	case dedupv1.Reason_REASON_KEY_REUSED, dedupv1.Reason_REASON_KEY_EXPIRED,
 		dedupv1.Reason_REASON_KEY_REQUIRED, dedupv1.Reason_REASON_KEY_INVALID,
 		dedupv1.Reason_REASON_INPUT_INVALID, dedupv1.Reason_REASON_NOT_RECONCILED,
-		dedupv1.Reason_REASON_RECORD_CHANGED:
+		dedupv1.Reason_REASON_RECORD_CHANGED, dedupv1.Reason_REASON_BREAKER_OPEN:
 		return EffectNone
 	case dedupv1.Reason_REASON_OUTCOME_NOT_STORED:
 		return EffectApplied
@@ -148,6 +149,7 @@ func refusalEffect(r Refusal) Effect {
 		dedupv1.Reason_REASON_OUTCOME_UNKNOWN,
 		dedupv1.Reason_REASON_STALE_HOLDER,      // a run that lost its record has run
 		dedupv1.Reason_REASON_STORE_UNAVAILABLE, // before or after the handler: it does not say
+		dedupv1.Reason_REASON_BUDGET_SPENT,      // names a counter: no error has it
 		dedupv1.Reason_REASON_UNSPECIFIED:
 	}
 	return EffectUnknown

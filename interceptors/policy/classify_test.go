@@ -60,6 +60,8 @@ func TestDedupdsOwnReasons(t *testing.T) { // C04, C05, E06
 		{dedupv1.Reason_REASON_NOT_RECONCILED, codes.FailedPrecondition, false, Permanent, EffectNone, ReleasedKept},
 		{dedupv1.Reason_REASON_STORE_UNAVAILABLE, codes.Unavailable, true, Transient, EffectUnknown, Unknown},
 		{dedupv1.Reason_REASON_RECORD_CHANGED, codes.FailedPrecondition, false, Permanent, EffectNone, ReleasedKept},
+		{dedupv1.Reason_REASON_BREAKER_OPEN, codes.Unavailable, true, Transient, EffectNone, Released},
+		{dedupv1.Reason_REASON_BUDGET_SPENT, codes.Unavailable, false, Transient, EffectUnknown, Unknown},
 	} {
 		seen[tt.reason] = true
 		t.Run(fmt.Sprint(tt.reason, " hint ", tt.hint), func(t *testing.T) {

@@ -16,7 +16,11 @@
 //  4. A server hands a handler's error to [Table.Ending], which reads the same
 //     table: is the run RELEASED, RELEASED with its error kept, or UNKNOWN?
 //
-// Everything here is a pure function of its arguments: no transport, no store,
-// no clock, no randomness of its own. All types are values that are safe for
-// concurrent use. Retry budgets and breakers are no part of it.
+// Two types keep state beside it, one of each for a connection: [Budget] bounds
+// the calls that are retrying, and [Breaker] holds tries back from a server that
+// [VerdictOf] found ill.
+//
+// Everything else here is a pure function of its arguments: no clock, no
+// randomness of its own. There is no transport and no store, and no goroutine is
+// started. All types are safe for concurrent use.
 package policy

@@ -65,6 +65,12 @@ const (
 	// FAILED_PRECONDITION: an operator's Resolve named a version that is no
 	// longer the record's; metadata "state" tells the state found.
 	Reason_REASON_RECORD_CHANGED Reason = 12
+	// UNAVAILABLE + RetryInfo of the time left, made by the client: its breaker
+	// for the service is open. Nothing was sent. Transient.
+	Reason_REASON_BREAKER_OPEN Reason = 13
+	// Made by the client: its retry budget was spent, so the call ended with the
+	// error it had. It names a counter and never travels in an error.
+	Reason_REASON_BUDGET_SPENT Reason = 14
 )
 
 // Enum value maps for Reason.
@@ -83,6 +89,8 @@ var (
 		10: "REASON_NOT_RECONCILED",
 		11: "REASON_STORE_UNAVAILABLE",
 		12: "REASON_RECORD_CHANGED",
+		13: "REASON_BREAKER_OPEN",
+		14: "REASON_BUDGET_SPENT",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":        0,
@@ -98,6 +106,8 @@ var (
 		"REASON_NOT_RECONCILED":     10,
 		"REASON_STORE_UNAVAILABLE":  11,
 		"REASON_RECORD_CHANGED":     12,
+		"REASON_BREAKER_OPEN":       13,
+		"REASON_BUDGET_SPENT":       14,
 	}
 )
 
@@ -2109,7 +2119,9 @@ type RecordInfo struct {
 	Fence int64 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Grants in this life of the record.
 	Grants int64 `protobuf:"varint,6,opt,name=grants,proto3" json:"grants,omitempty"`
-	// Opaque: names exactly what was looked at, for Resolve.
+	// Opaque: names exactly what was looked at, for Resolve. All zero as long as the
+	// effect of a grant may still land: a look before that is no ground for a
+	// verdict.
 	Version []byte `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	// Time left of the lease; absent when it is over.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,8,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
@@ -2442,7 +2454,7 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x05bound\x18\x0f \x01(\bR\x05bound\x12\x1f\n" +
 	"\vby_operator\x18\x10 \x01(\bR\n" +
 	"byOperator\x12\x12\n" +
-	"\x04note\x18\x11 \x01(\tR\x04note*\xda\x02\n" +
+	"\x04note\x18\x11 \x01(\tR\x04note*\x8c\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12REASON_IN_PROGRESS\x10\x01\x12\x1a\n" +
@@ -2457,7 +2469,9 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x15REASON_NOT_RECONCILED\x10\n" +
 	"\x12\x1c\n" +
 	"\x18REASON_STORE_UNAVAILABLE\x10\v\x12\x19\n" +
-	"\x15REASON_RECORD_CHANGED\x10\f*n\n" +
+	"\x15REASON_RECORD_CHANGED\x10\f\x12\x17\n" +
+	"\x13REASON_BREAKER_OPEN\x10\r\x12\x17\n" +
+	"\x13REASON_BUDGET_SPENT\x10\x0e*n\n" +
 	"\tOnUnknown\x12\x1a\n" +
 	"\x16ON_UNKNOWN_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11ON_UNKNOWN_REFUSE\x10\x01\x12\x18\n" +
