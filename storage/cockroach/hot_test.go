@@ -212,6 +212,34 @@ func TestACallerThatIsGoneWhenItsRowIsLockedIsGrantedNothing(t *testing.T) {
 	require.Equal(t, int64(1), found.Record.Grants)
 }
 
+func TestACallerThatIsGoneWhenAConnectionIsFreeIsGrantedNothing(t *testing.T) {
+	t.Parallel()
+	opts := migrated(t)
+	other := open(t, opts)
+	opts.MaxConns = 2
+	s := open(t, opts)
+	for range 20 {
+		first, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		second, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		h := newHolder(fmt.Sprint(time.Now().UnixNano()))
+		gone := make(chan error)
+		go func() {
+			_, err := h.reserve(ctx, s)
+			gone <- err
+		}()
+		granted(t, other, newHolder("meanwhile"+h.Identity.Key))
+		cancel()
+		require.ErrorIs(t, <-gone, context.Canceled)
+		first.Release()
+		second.Release()
+		granted(t, s, newHolder("after"+h.Identity.Key))
+		require.Equal(t, storage.StateAbsent.String(), lookup(t, other, h.id).State.String())
+	}
+}
+
 func TestALargeListingComesInPagesThatFitIntoMemory(t *testing.T) {
 	t.Parallel()
 	s := open(t, migrated(t))
