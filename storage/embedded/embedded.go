@@ -129,7 +129,8 @@ func (s *Store) open(o Options) error {
 	if s.dirLock, err = claimDir(o.FS, o.Dir); err != nil {
 		return err
 	}
-	if s.db, err = openPebble(s, o); err != nil {
+	s.db, err = openPebble(s, o)
+	if err = cmp.Or(s.failed.load(), err); err != nil {
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
 	}
 	if s.stored, err = s.readClock(); err != nil {

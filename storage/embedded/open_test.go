@@ -154,3 +154,36 @@ func TestTheClockNeverFallsBelowAStoredTime(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, fresh.Record.Fence, last.Fence)
 }
+
+// Pebble's own Open tries a flush that fails again for ever; a service that
+// starts on a full disk would neither serve nor end.
+func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	image := vfs.NewCrashableMem()
+	_, err := open(t, small(image)).Reserve(t.Context(), request("before"))
+	require.NoError(t, err)
+	for failAt, done := 1, false; !done; failAt++ {
+		left := image.CrashClone(vfs.CrashCloneCfg{}) // its record is in the log, and is flushed while opening
+		var writes, faults atomic.Int64
+		disk := errorfs.Wrap(left, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || writes.Add(1) < int64(failAt) {
+				return nil
+			}
+			faults.Add(1)
+			return syscall.ENOSPC
+		}))
+		s, err := embedded.Open(small(disk))
+		if err == nil {
+			done = faults.Load() == 0
+			_ = s.Close() // reports the fault, if it came after opening
+		} else {
+			require.ErrorIs(t, err, syscall.ENOSPC, "write operation %d", failAt)
+		}
+		again, err := embedded.Open(small(left))
+		require.NoError(t, err, "write operation %d", failAt)
+		ans, err := again.Lookup(t.Context(), request("before").Identity.RecordID(), storage.Lookup{})
+		require.NoError(t, err)
+		require.Equal(t, storage.StateReserved, ans.State, "write operation %d", failAt)
+		require.NoError(t, again.Close())
+	}
+}
