@@ -145,7 +145,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store.Skew())}
+	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store)}
 	s.streams, s.cut = context.WithCancel(context.Background())
 	var err error
 	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, s.waiters)
