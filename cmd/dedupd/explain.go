@@ -23,7 +23,7 @@ const (
 
 var (
 	errInterrupted = errors.New("interrupted")
-	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key")
+	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key; check namespace, operation and caller, which are part of what names it")
 )
 
 // usageError is a command line that cannot be right.
@@ -101,7 +101,7 @@ func (e *remoteError) sentence() string {
 		}
 		return "the record has changed since it was looked at" + state + "; nothing was written: look again with `dedupd keys get` and decide anew"
 	case "STORE_UNAVAILABLE":
-		return "the server cannot reach its store; nothing was written, try again"
+		return "the server cannot reach its store, and its log says why; try again once it can, a verdict too: whether it was written is not known"
 	case "":
 	default:
 		return "refused with " + reason + ": " + st.Message() + after(retry)
