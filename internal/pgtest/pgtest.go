@@ -40,7 +40,8 @@ const startTime = time.Minute
 // Server is a database for tests. Its methods are not safe for concurrent use,
 // but for URL and Schema.
 type Server struct {
-	url  string // of a server that is not ours
+	url  string // of a server that is no private PostgreSQL
+	stop func() // ends it; nil where it is not ours
 	bin  string
 	dir  string
 	user *syscall.Credential
@@ -48,12 +49,13 @@ type Server struct {
 	done chan struct{} // closed when cmd has ended
 }
 
-// Start returns the server of EnvURL, or starts a private one.
+// Start returns the server of EnvURL, or starts a private one. Built with the tag
+// cockroach it starts a CockroachDB instead, by cockroach-go's testserver.
 func Start() (*Server, error) {
 	if given := os.Getenv(EnvURL); given != "" {
 		return &Server{url: given}, nil
 	}
-	return StartPrivate()
+	return startOther()
 }
 
 // StartPrivate starts a private server, whatever EnvURL says: for tests that
@@ -113,9 +115,12 @@ func (s *Server) Kill() error {
 // Restart starts the server again on its data, after Kill.
 func (s *Server) Restart() error { return s.run() }
 
-// Stop ends a private server and removes its data.
+// Stop ends the server that Start started, and removes its data.
 func (s *Server) Stop() error {
 	if !s.Private() {
+		if s.stop != nil {
+			s.stop()
+		}
 		return nil
 	}
 	return errors.Join(s.Kill(), os.RemoveAll(s.dir))

@@ -81,7 +81,7 @@ func judgeFault(err error) fault {
 // that breaks (08…) may have committed first.
 func judgeCode(code string) fault {
 	switch code {
-	case "40001", "40P01", "CR000", "55P03", "57014": // serialization, deadlock, restart, lock or statement timed out
+	case "40001", "40P01", "CR000", "55P03", "57014", "25P03": // serialization, deadlock, restart; lock, statement or idle transaction timed out
 		return faultContention
 	case "57P03", "53300", "25006", "26000", "0A000": // starting, full, read only; a statement the server forgot or planned anew
 		return faultConnection

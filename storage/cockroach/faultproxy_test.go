@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -120,7 +121,7 @@ func (p *faultProxy) hit() int {
 func (p *faultProxy) due(statements []string) (effect, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.left == 0 || !slices.ContainsFunc(statements, func(s string) bool { return strings.Contains(s, p.text) }) {
+	if p.left == 0 || !slices.ContainsFunc(statements, func(s string) bool { return strings.Contains(" "+s+" ", p.text) }) {
 		return effect{}, false
 	}
 	p.left--
@@ -178,7 +179,7 @@ func pgconnAddress(c *pgx.ConnConfig) (network, address string) {
 	if strings.HasPrefix(c.Host, "/") {
 		return "unix", filepath.Join(c.Host, ".s.PGSQL.5432")
 	}
-	return "tcp", net.JoinHostPort(c.Host, "5432")
+	return "tcp", net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
 }
 
 // step passes on what the client sends up to a point where it awaits an answer,

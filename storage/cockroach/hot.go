@@ -134,10 +134,10 @@ func (s *Store) waiting(calls []*call) []*call {
 func (s *Store) send(ctx context.Context, k kind, calls []*call) (pending []*call) {
 	var answers []*storage.Answer
 	err := s.retry(ctx, ctx, func() error {
-		if calls = s.waiting(calls); len(calls) == 0 {
-			return nil
-		}
 		return s.onConn(ctx, ctx, func(conn *pgxpool.Conn) (err error) {
+			if calls = s.waiting(calls); len(calls) == 0 { // who is gone is granted nothing
+				return nil
+			}
 			s.observer.batch(k.String(), len(calls))
 			answers, err = s.statements[k](ctx, conn, calls)
 			return err

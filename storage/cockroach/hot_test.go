@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -187,6 +188,56 @@ func TestOneLockedRowDoesNotHoldCallsThatNeedATransaction(t *testing.T) {
 	ans := <-blocked
 	require.NoError(t, ans.err)
 	require.Equal(t, storage.VerdictGranted, ans.Verdict)
+}
+
+// No ghost grants: what a caller that has gone would be granted is not written.
+func TestACallerThatIsGoneWhenItsRowIsLockedIsGrantedNothing(t *testing.T) {
+	t.Parallel()
+	opts := migrated(t)
+	s, other := open(t, opts), open(t, opts)
+	h := newHolder("k")
+	released(t, s, h)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.wrapTx = func(fn func(pgx.Tx) error) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			cancel()
+			return fn(tx)
+		}
+	}
+	_, err := h.reserve(ctx, s)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, s.Close())
+	found := lookup(t, other, h.id)
+	require.Equal(t, storage.StateReleased, found.State)
+	require.Equal(t, int64(1), found.Record.Grants)
+}
+
+func TestACallerThatIsGoneWhenAConnectionIsFreeIsGrantedNothing(t *testing.T) {
+	t.Parallel()
+	opts := migrated(t)
+	other := open(t, opts)
+	opts.MaxConns = 2
+	s := open(t, opts)
+	for range 20 {
+		first, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		second, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		h := newHolder(fmt.Sprint(time.Now().UnixNano()))
+		gone := make(chan error)
+		go func() {
+			_, err := h.reserve(ctx, s)
+			gone <- err
+		}()
+		granted(t, other, newHolder("meanwhile"+h.Identity.Key))
+		cancel()
+		require.ErrorIs(t, <-gone, context.Canceled)
+		first.Release()
+		second.Release()
+		granted(t, s, newHolder("after"+h.Identity.Key))
+		require.Equal(t, storage.StateAbsent.String(), lookup(t, other, h.id).State.String())
+	}
 }
 
 func TestALargeListingComesInPagesThatFitIntoMemory(t *testing.T) {
