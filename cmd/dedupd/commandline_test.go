@@ -71,7 +71,10 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 		want string
 	}{
 		"nothing":                        {[]string{}, "see `dedupd --help`"},
-		"unknown command":                {[]string{"sevre"}, "sevre"},
+		"unknown command":                {[]string{"sevre"}, "unexpected argument sevre, did you mean \"serve\"?; see `dedupd --help`"},
+		"unknown command of keys":        {[]string{"keys", "foo"}, "see `dedupd keys --help`"},
+		"an address with a scheme":       {[]string{"keys", "list", "--addr", "http://127.0.0.1:7480"}, `--addr is "http://127.0.0.1:7480"; it takes host:port`},
+		"an address without a port":      {[]string{"keys", "list", "--addr", "dedupd"}, `--addr is "dedupd"; it takes host:port`},
 		"unknown flag":                   {[]string{"serve", "--port", "1"}, "unknown flag --port; see `dedupd serve --help`"},
 		"no such log format":             {[]string{"serve", "--log-format", "xml"}, `must be one of "auto","text","json"`},
 		"retention too short":            {[]string{"serve", "--retention", "59s"}, "--retention is 59s; 1m0s to 400d are allowed"},

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,20 +38,18 @@ func usagef(format string, args ...any) error {
 }
 
 // usageOf turns what the parser found into a usage error that says where help
-// is.
-func usageOf(err error, args []string) error {
-	var words []string
-	for _, a := range args {
-		if strings.HasPrefix(a, "-") {
-			break
-		}
-		words = append(words, a)
-		if len(words) == 2 || len(words) == 1 && a != "keys" && a != "migrate" {
-			break
+// is: that of the command, as far as there is one.
+func usageOf(err error) error {
+	words := []string{"dedupd"}
+	var found *kong.ParseError
+	if errors.As(err, &found) {
+		for _, step := range found.Context.Path {
+			if step.Command != nil {
+				words = append(words, step.Command.Name)
+			}
 		}
 	}
-	help := strings.Join(append(append([]string{"dedupd"}, words...), "--help"), " ")
-	return usagef("%s; see `%s`", err, help)
+	return usagef("%s; see `%s --help`", err, strings.Join(words, " "))
 }
 
 func exitCode(err error) int {

@@ -69,7 +69,7 @@ func run(parent context.Context, args []string, s streams) int {
 		return exitDone
 	}
 	if err != nil {
-		return report(s.err, usageOf(err, args))
+		return report(s.err, usageOf(err))
 	}
 	call.BindTo(ctx, (*context.Context)(nil))
 	call.Bind(s)
