@@ -3,7 +3,9 @@ package server
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"log/slog"
+	"strings"
 
 	"google.golang.org/grpc/peer"
 
@@ -63,9 +65,10 @@ func (s *adminService) Resolve(ctx context.Context, req *dedupv1.ResolveRequest)
 
 // audit writes what an operator asked for and what came of it, refusals too.
 func (s *adminService) audit(ctx context.Context, id storage.RecordID, req *dedupv1.ResolveRequest, ans storage.Answer, err error) {
-	verdict := "completed"
+	verdict, basis := "completed", ""
 	if req.GetReleased() != nil {
 		verdict = "released"
+		basis = strings.ToLower(strings.TrimPrefix(req.GetReleased().GetBasis().String(), "BASIS_"))
 	}
 	answer := "error" // the write may have happened; a repeat tells
 	if err == nil {
@@ -83,9 +86,9 @@ func (s *adminService) audit(ctx context.Context, id storage.RecordID, req *dedu
 		slog.String("record", id.Short()),
 		slog.String("namespace", cmp.Or(operation.Namespace, req.GetIdentity().GetNamespace())),
 		slog.String("operation", cmp.Or(operation.Operation, req.GetIdentity().GetOperation())),
-		slog.Int64("version", versionOf(req.GetVersion())),
+		slog.String("version", hex.EncodeToString(req.GetVersion())), // as operators see it
 		slog.String("verdict", verdict),
-		slog.String("basis", req.GetReleased().GetBasis().String()),
+		slog.String("basis", basis),
 		slog.Bool("with_outcome", req.GetCompleted().GetOutcome() != nil),
 		slog.String("note", req.GetNote()),
 		slog.String("answer", answer),

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/hex"
 	"fmt"
 	"testing"
 	"time"
@@ -73,6 +74,8 @@ func TestA06AnOperatorSettlesAnUnknownRecord(t *testing.T) {
 			require.Contains(t, b.logs.String(), `audit.note="ledger has no entry"`)
 			require.Contains(t, b.logs.String(), "audit.answer=in_progress")
 			require.Contains(t, b.logs.String(), "audit.answer=ok")
+			require.Contains(t, b.logs.String(), "audit.version="+hex.EncodeToString(req.GetVersion()), "as an operator sees it")
+			require.NotContains(t, b.logs.String(), "BASIS_")
 			require.NotContains(t, b.logs.String(), secretKey)
 		})
 	}

@@ -201,7 +201,11 @@ func violationOf(st *status.Status) *storage.InvalidError {
 			if field == "" {
 				return &storage.InvalidError{Message: v.GetMessage()}
 			}
-			return &storage.InvalidError{Field: field, Message: field + ": " + v.GetMessage()}
+			message := v.GetMessage()
+			if !strings.HasPrefix(message, field+" ") { // some rules of the proto name it themselves
+				message = field + ": " + message
+			}
+			return &storage.InvalidError{Field: field, Message: message}
 		}
 	}
 	return &storage.InvalidError{Message: "the request is malformed"}

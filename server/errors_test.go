@@ -355,6 +355,7 @@ func TestMalformedInputIsRefusedWithItsField(t *testing.T) {
 			d := requireRefused(t, err, codes.InvalidArgument, reason)
 			require.Len(t, d.bad.GetFieldViolations(), 1)
 			require.Equal(t, c.field, d.bad.GetFieldViolations()[0].GetField(), "%v", err)
+			require.NotContains(t, err.Error(), c.field+": "+c.field+" ", "the field is named once")
 			require.Nil(t, d.retry)
 			require.Empty(t, b.store.asked, "refused before any store call")
 		})

@@ -67,6 +67,7 @@ func TestADrainLetsCallsFinishAndTurnsNewWorkAway(t *testing.T) {
 		require.NoError(t, <-completed)
 		<-r.done
 		require.NoError(t, r.err)
+		require.Contains(t, b.logs.String(), "stopped: every call was answered")
 		_, err = dedupv1.NewDedupServiceClient(b.Conn()).Lookup(t.Context(), lookupReq(0))
 		requireRefused(t, err, codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE)
 		require.ErrorContains(t, b.Run(t.Context(), bufconn.Listen(1), nil), "before")
@@ -95,6 +96,7 @@ func TestACallThatDoesNotEndIsCutOff(t *testing.T) {
 		r.stop()
 		<-r.done
 		require.ErrorContains(t, r.err, "1 calls were cut off")
+		require.NotContains(t, b.logs.String(), "stopped: every call was answered")
 		require.Equal(t, 5*time.Second, time.Since(began))
 		require.Equal(t, codes.Unavailable, status.Code(<-failed))
 		close(finish)

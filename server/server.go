@@ -254,6 +254,9 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 		case <-work.Done(): // a listener failed
 		}
 		err := s.drain(server)
+		if err == nil {
+			s.log.Info("stopped: every call was answered")
+		}
 		_ = web.Close()
 		stop(nil)
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ func typed(t *testing.T, args ...string) (code int, stdout, stderr string) {
 
 func TestEveryFlagHasHelpAndAVariable(t *testing.T) {
 	t.Parallel()
+	verdict := []string{"completed", "released", "outcome-file", "basis", "note", "yes"} // never from the environment
 	var cmd commandLine
 	parser, err := newParser(&cmd, streams{out: &strings.Builder{}, err: &strings.Builder{}}, func(int) {})
 	require.NoError(t, err)
@@ -32,6 +34,10 @@ func TestEveryFlagHasHelpAndAVariable(t *testing.T) {
 	err = kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error {
 		if flag, ok := node.(*kong.Flag); ok && flag.Name != "help" {
 			require.NotEmpty(t, flag.Help, flag.Name)
+			if slices.Contains(verdict, flag.Name) {
+				require.Empty(t, flag.Envs, flag.Name)
+				return next(nil)
+			}
 			require.Len(t, flag.Envs, 1, flag.Name)
 			require.True(t, strings.HasPrefix(flag.Envs[0], "DEDUPD_"), flag.Envs[0])
 			if other, ok := seen[flag.Envs[0]]; ok {
@@ -65,7 +71,10 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 		want string
 	}{
 		"nothing":                        {[]string{}, "see `dedupd --help`"},
-		"unknown command":                {[]string{"sevre"}, "sevre"},
+		"unknown command":                {[]string{"sevre"}, "unexpected argument sevre, did you mean \"serve\"?; see `dedupd --help`"},
+		"unknown command of keys":        {[]string{"keys", "foo"}, "see `dedupd keys --help`"},
+		"an address with a scheme":       {[]string{"keys", "list", "--addr", "http://127.0.0.1:7480"}, `--addr is "http://127.0.0.1:7480"; it takes host:port`},
+		"an address without a port":      {[]string{"keys", "list", "--addr", "dedupd"}, `--addr is "dedupd"; it takes host:port`},
 		"unknown flag":                   {[]string{"serve", "--port", "1"}, "unknown flag --port; see `dedupd serve --help`"},
 		"no such log format":             {[]string{"serve", "--log-format", "xml"}, `must be one of "auto","text","json"`},
 		"retention too short":            {[]string{"serve", "--retention", "59s"}, "--retention is 59s; 1m0s to 400d are allowed"},

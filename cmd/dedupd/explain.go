@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,7 +24,7 @@ const (
 
 var (
 	errInterrupted = errors.New("interrupted")
-	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key")
+	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key; check namespace, operation and caller, which are part of what names it")
 )
 
 // usageError is a command line that cannot be right.
@@ -37,20 +38,18 @@ func usagef(format string, args ...any) error {
 }
 
 // usageOf turns what the parser found into a usage error that says where help
-// is.
-func usageOf(err error, args []string) error {
-	var words []string
-	for _, a := range args {
-		if strings.HasPrefix(a, "-") {
-			break
-		}
-		words = append(words, a)
-		if len(words) == 2 || len(words) == 1 && a != "keys" && a != "migrate" {
-			break
+// is: that of the command, as far as there is one.
+func usageOf(err error) error {
+	words := []string{"dedupd"}
+	var found *kong.ParseError
+	if errors.As(err, &found) {
+		for _, step := range found.Context.Path {
+			if step.Command != nil {
+				words = append(words, step.Command.Name)
+			}
 		}
 	}
-	help := strings.Join(append(append([]string{"dedupd"}, words...), "--help"), " ")
-	return usagef("%s; see `%s`", err, help)
+	return usagef("%s; see `%s --help`", err, strings.Join(words, " "))
 }
 
 func exitCode(err error) int {
@@ -101,7 +100,7 @@ func (e *remoteError) sentence() string {
 		}
 		return "the record has changed since it was looked at" + state + "; nothing was written: look again with `dedupd keys get` and decide anew"
 	case "STORE_UNAVAILABLE":
-		return "the server cannot reach its store; nothing was written, try again"
+		return "the server cannot reach its store, and its log says why; try again once it can, a verdict too: whether it was written is not known"
 	case "":
 	default:
 		return "refused with " + reason + ": " + st.Message() + after(retry)

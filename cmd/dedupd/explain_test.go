@@ -33,7 +33,7 @@ func TestEveryRemoteErrorSaysWhatToDo(t *testing.T) {
 		"another service":   {status.Error(codes.Unimplemented, "unknown service"), "what listens at host:1 is not dedupd, or one of another version; --addr takes its gRPC address"},
 		"too slow":          {status.Error(codes.DeadlineExceeded, "x"), "no answer from host:1 in time; try again, or wait longer with --timeout"},
 		"changed":           {refusal(codes.FailedPrecondition, "RECORD_CHANGED", "completed"), "the record has changed since it was looked at and is completed now; nothing was written: look again with `dedupd keys get` and decide anew"},
-		"store gone":        {refusal(codes.Unavailable, "STORE_UNAVAILABLE", ""), "the server cannot reach its store; nothing was written, try again"},
+		"store gone":        {refusal(codes.Unavailable, "STORE_UNAVAILABLE", ""), "the server cannot reach its store, and its log says why; try again once it can, a verdict too: whether it was written is not known"},
 		"lease still runs":  {refusal(codes.FailedPrecondition, "OUTCOME_UNKNOWN", ""), "refused with OUTCOME_UNKNOWN: the lease is still running; try again in 1.5s"},
 		"somebody else's":   {foreign.Err(), "host:1 answered Internal: oops"},
 		"no status at all":  {fmt.Errorf("odd"), "host:1 answered Unknown: odd"},

@@ -28,6 +28,9 @@ type remote struct {
 
 // connect returns a connection that nothing has been sent on yet.
 func (r remote) connect() (*grpc.ClientConn, error) {
+	if err := checkAddress("addr", r.Addr); err != nil {
+		return nil, usagef("%v", err)
+	}
 	conn, err := grpc.NewClient(r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {

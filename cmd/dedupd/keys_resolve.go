@@ -17,17 +17,18 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
 
-// keysResolveCmd settles an UNKNOWN record.
+// keysResolveCmd settles an UNKNOWN record. No part of a verdict is read from the
+// environment: one that was left there would settle a record that nobody judged.
 type keysResolveCmd struct {
 	selector `embed:""`
 
-	Completed   bool   `help:"Verdict: the effect happened."`
-	Released    bool   `help:"Verdict: the effect did not happen and can no longer happen. Needs --basis."`
-	OutcomeFile string `type:"existingfile" placeholder:"FILE" help:"With --completed: what the first caller saw, a dedup.v1.Outcome in protobuf's JSON; without it repeats are told that the answer was not kept."`
-	Basis       string `enum:",bounded,fenced,inbox" default:"" placeholder:"WHY" help:"With --released, why nothing started earlier can still land. bounded: no effect lands after its lease; fenced: the resource refuses older fences, and yours was registered; inbox: key and effect commit together."`
-	Note        string `required:"" help:"Why, for the audit log: 1 to 1024 bytes; never a key or a request."`
+	Completed   bool   `env:"-" help:"Verdict: the effect happened."`
+	Released    bool   `env:"-" help:"Verdict: the effect did not happen and can no longer happen. Needs --basis."`
+	OutcomeFile string `env:"-" type:"existingfile" placeholder:"FILE" help:"With --completed: what the first caller saw, a dedup.v1.Outcome in protobuf's JSON; without it repeats are told that the answer was not kept."`
+	Basis       string `env:"-" enum:",bounded,fenced,inbox" default:"" placeholder:"WHY" help:"With --released, why nothing started earlier can still land. bounded: no effect lands after its lease; fenced: the resource refuses older fences, and yours was registered; inbox: key and effect commit together."`
+	Note        string `env:"-" required:"" help:"Why, for the audit log: 1 to 1024 bytes; never a key or a request."`
 	Version     string `env:"DEDUPD_RECORD_VERSION" placeholder:"HEX" help:"Version of the record that you judged, from 'keys get'; default: that of the record shown now."`
-	Yes         bool   `help:"Do not ask. For scripts."`
+	Yes         bool   `env:"-" help:"Do not ask. For scripts."`
 
 	remote  `embed:""`
 	display `embed:""`
@@ -79,6 +80,9 @@ func (c *keysResolveCmd) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
+	if err := settleable(info); err != nil && c.Version == "" {
+		return err
+	}
 	if !c.Yes {
 		if err := c.confirm(ctx, s, info); err != nil {
 			return err
@@ -94,6 +98,26 @@ func (c *keysResolveCmd) Run(ctx context.Context, s streams) error {
 		return err
 	}
 	return c.one(s.out, settled)
+}
+
+// settleable says why no verdict on the record can be accepted, so that nobody is
+// asked for one. With --version the server is asked all the same: a repeat finds
+// its own verdict there.
+func settleable(info *dedupv1.RecordInfo) error {
+	state := info.GetState()
+	running := info.GetLeaseLeft().AsDuration() > 0
+	switch {
+	case state == dedupv1.State_STATE_UNKNOWN && !running:
+		return nil
+	case state == dedupv1.State_STATE_UNKNOWN, state == dedupv1.State_STATE_RESERVED:
+		return fmt.Errorf("the record is %s and its effect may still be on its way; nothing was written: try again in %s",
+			stateName(state), rough(info.GetLeaseLeft()))
+	}
+	by := ""
+	if info.GetByOperator() {
+		by = " (by operator)"
+	}
+	return fmt.Errorf("the record is %s%s, and only one whose outcome is unknown can be settled; nothing was written", stateName(state), by)
 }
 
 func (c *keysResolveCmd) settle(ctx context.Context, conn grpc.ClientConnInterface, request *dedupv1.ResolveRequest) (*dedupv1.RecordInfo, error) {

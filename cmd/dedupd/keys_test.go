@@ -133,7 +133,7 @@ func TestKeysResolveSettlesAnUnknownRecord(t *testing.T) {
 	_, err = dedup.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	_, stderr = exits(t, exitFailed, completed...)
-	require.Contains(t, stderr, "refused with", "the lease is still running")
+	require.Contains(t, stderr, "the record is reserved and its effect may still be on its way; nothing was written: try again in")
 
 	// Held until the lease is over.
 	reply, err := dedup.Lookup(t.Context(), &dedupv1.LookupRequest{
@@ -151,6 +151,8 @@ func TestKeysResolveSettlesAnUnknownRecord(t *testing.T) {
 	stdout, _ = exits(t, exitDone, completed...)
 	require.Regexp(t, `state\s+completed \(by operator\)`, stdout)
 	require.Regexp(t, `note\s+seen at the bank`, stdout)
+	_, stderr = exits(t, exitFailed, completed...)
+	require.Contains(t, stderr, "the record is completed (by operator), and only one whose outcome is unknown can be settled; nothing was written")
 
 	repeat, err := dedup.Reserve(t.Context(), reserveRequest("k", 2))
 	require.NoError(t, err)

@@ -69,7 +69,7 @@ func run(parent context.Context, args []string, s streams) int {
 		return exitDone
 	}
 	if err != nil {
-		return report(s.err, usageOf(err, args))
+		return report(s.err, usageOf(err))
 	}
 	call.BindTo(ctx, (*context.Context)(nil))
 	call.Bind(s)
@@ -84,7 +84,7 @@ func newParser(cmd *commandLine, s streams, exit func(int)) (*kong.Kong, error) 
 	return kong.New(cmd,
 		kong.Name("dedupd"),
 		kong.Description("dedupd makes retried calls harmless: for one key the effect happens at most once, and every repeat gets the first answer.\n\n"+
-			"Every flag can also be set by the variable shown beside it; the command line wins. Durations are written like 90s, 12h or 7d.\n\n"+
+			"A flag can also be set by the variable shown beside it; the command line wins. Durations are written like 90s, 12h or 7d.\n\n"+
 			"Exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such record, 130 interrupted."),
 		kong.DefaultEnvars("DEDUPD"),
 		kong.Writers(s.out, s.err),

@@ -34,6 +34,8 @@ type Options struct {
 	// Now is the wall clock; nil is time.Now. It is for tests that move time:
 	// times it returns must never go back while the store is open.
 	Now func() time.Time
+
+	inMemory bool // set by OpenMemory
 }
 
 const (
@@ -120,7 +122,7 @@ func Open(o Options) (*Store, error) {
 
 // OpenMemory opens an empty store in memory; FS and Dir of o are not used.
 func OpenMemory(o Options) (*Store, error) {
-	o.FS, o.Dir = vfs.NewMem(), "memory"
+	o.FS, o.Dir, o.inMemory = vfs.NewMem(), "memory", true
 	return Open(o)
 }
 
@@ -129,15 +131,24 @@ func (s *Store) open(o Options) error {
 	if s.dirLock, err = claimDir(o.FS, o.Dir); err != nil {
 		return err
 	}
-	if s.db, err = openPebble(s, o); err != nil {
-		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
+	s.db, err = openPebble(s, o)
+	if failed := s.failed.load(); failed != nil {
+		return fmt.Errorf("opening the store in %s: %w", o.Dir, failed)
+	}
+	if err != nil {
+		return fmt.Errorf("opening the store in %s: a file is missing, damaged or unreadable: check the disk, or restore the whole directory (%w)", o.Dir, err)
 	}
 	if s.stored, err = s.readClock(); err != nil {
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
 	}
 	floor := storage.Instant(0)
-	if s.stored != 0 {
+	switch {
+	case s.stored != 0:
 		floor = s.stored.Add(clockStep)
+	case !o.inMemory:
+		// A wrong directory would let every repeat run again.
+		s.logger.Warn("the store is empty, so every key is new to it: if there were records before, stop and check the directory",
+			slog.String("dir", o.Dir))
 	}
 	var behind time.Duration
 	if s.clock, behind = newClock(o.Now, floor); behind > 0 {

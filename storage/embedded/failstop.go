@@ -40,9 +40,13 @@ func (f *failure) set(err error) {
 // the store, which looks at failure before it acknowledges anything, is over.
 // Other faults it is told. Either way nothing is deleted any more, so that no
 // file goes missing that a half-written manifest names.
+//
+// While the store is being opened all faults are hidden: Pebble's Open waits for
+// a flush, which it would try again for ever, without a pause.
 type failStopFS struct {
 	vfs.FS
 	failed *failure
+	opened atomic.Bool
 }
 
 // write runs op, unless writing has ended.
@@ -54,7 +58,7 @@ func (fs *failStopFS) write(name string, op func() error) error {
 		}
 		fs.failed.set(describeFault(name, err))
 	}
-	if isLog(name) {
+	if isLog(name) || !fs.opened.Load() {
 		return nil
 	}
 	return err
@@ -79,8 +83,8 @@ func describeFault(name string, err error) error {
 	return fmt.Errorf("a write to disk failed: check the disk, then restart dedupd (writing %s: %w)", file, err)
 }
 
-// open opens a file for writing; a log that cannot be opened is replaced by one
-// that goes nowhere.
+// open opens a file for writing; one that cannot be opened, and whose fault is
+// hidden, is replaced by one that goes nowhere.
 func (fs *failStopFS) open(name string, op func() (vfs.File, error)) (vfs.File, error) {
 	var f vfs.File
 	err := fs.write(name, func() (err error) {

@@ -72,6 +72,39 @@ func TestADirectoryThatIsNoStoreIsLeftAlone(t *testing.T) {
 	require.ErrorContains(t, err, "choose another directory")
 }
 
+// A directory that was mistyped or not mounted is a new store, in which every
+// repeat would run again.
+func TestAnEmptyStoreIsPointedOut(t *testing.T) {
+	t.Parallel()
+	var logged bytes.Buffer
+	o := small(vfs.NewMem())
+	o.Logger = slog.New(slog.NewTextHandler(&logged, nil))
+	s, err := embedded.Open(o)
+	require.NoError(t, err)
+	require.Contains(t, logged.String(), "the store is empty, so every key is new to it")
+	_, err = s.Reserve(t.Context(), request("k"))
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	logged.Reset()
+	open(t, o)
+	require.Empty(t, logged.String())
+}
+
+func TestAStoreWithAMissingFileSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewMem()
+	require.NoError(t, open(t, small(disk)).Close())
+	files, err := disk.List("store")
+	require.NoError(t, err)
+	for _, f := range files {
+		if strings.HasPrefix(f, "MANIFEST") {
+			require.NoError(t, disk.Remove(disk.PathJoin("store", f)))
+		}
+	}
+	_, err = embedded.Open(small(disk))
+	require.ErrorContains(t, err, "a file is missing, damaged or unreadable: check the disk")
+}
+
 func TestAStoreOfAnotherVersionIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -139,7 +172,7 @@ func TestTheClockNeverFallsBelowAStoredTime(t *testing.T) {
 		require.NoError(t, err)
 		last = ans.Record
 	}
-	require.Empty(t, logged.String())
+	require.NotContains(t, logged.String(), "clock")
 
 	wall = today.Add(-24 * time.Hour) // the wall clock steps back, then the machine crashes
 	o.FS = disk.CrashClone(vfs.CrashCloneCfg{})
@@ -153,4 +186,37 @@ func TestTheClockNeverFallsBelowAStoredTime(t *testing.T) {
 	fresh, err := s.Reserve(t.Context(), request("fresh"))
 	require.NoError(t, err)
 	require.Greater(t, fresh.Record.Fence, last.Fence)
+}
+
+// Pebble's own Open tries a flush that fails again for ever; a service that
+// starts on a full disk would neither serve nor end.
+func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	image := vfs.NewCrashableMem()
+	_, err := open(t, small(image)).Reserve(t.Context(), request("before"))
+	require.NoError(t, err)
+	for failAt, done := 1, false; !done; failAt++ {
+		left := image.CrashClone(vfs.CrashCloneCfg{}) // its record is in the log, and is flushed while opening
+		var writes, faults atomic.Int64
+		disk := errorfs.Wrap(left, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || writes.Add(1) < int64(failAt) {
+				return nil
+			}
+			faults.Add(1)
+			return syscall.ENOSPC
+		}))
+		s, err := embedded.Open(small(disk))
+		if err == nil {
+			done = faults.Load() == 0
+			_ = s.Close() // reports the fault, if it came after opening
+		} else {
+			require.ErrorIs(t, err, syscall.ENOSPC, "write operation %d", failAt)
+		}
+		again, err := embedded.Open(small(left))
+		require.NoError(t, err, "write operation %d", failAt)
+		ans, err := again.Lookup(t.Context(), request("before").Identity.RecordID(), storage.Lookup{})
+		require.NoError(t, err)
+		require.Equal(t, storage.StateReserved, ans.State, "write operation %d", failAt)
+		require.NoError(t, again.Close())
+	}
 }

@@ -29,9 +29,10 @@ func openPebble(s *Store, o Options) (*pebble.DB, error) {
 	cache := pebble.NewCache(o.CacheBytes)
 	defer cache.Unref()
 	faults := pebbleLogger{s}
+	disk := &failStopFS{FS: o.FS, failed: &s.failed}
 	opts := &pebble.Options{
 		Cache:                       cache,
-		FS:                          &failStopFS{FS: o.FS, failed: &s.failed},
+		FS:                          disk,
 		Lock:                        s.dirLock,
 		FormatMajorVersion:          formatVersion,
 		MemTableSize:                uint64(o.MemtableBytes), //nolint:gosec // validated
@@ -54,7 +55,9 @@ func openPebble(s *Store, o Options) (*pebble.DB, error) {
 		opts.Levels[i].IndexBlockSize = indexBlockSize
 	}
 	opts.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
-	return pebble.Open(o.Dir, opts)
+	db, err := pebble.Open(o.Dir, opts)
+	disk.opened.Store(true)
+	return db, err
 }
 
 // pebbleLogger hands Pebble's words on. Its Infof is about every table file
