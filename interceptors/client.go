@@ -2,7 +2,6 @@ package interceptors
 
 import (
 	"context"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -31,7 +30,7 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, err
 	}
-	cl := &client{clientConfig: c}
+	cl := &client{clientConfig: c, conns: newConns(c)}
 	chain := append(append([]grpc.UnaryClientInterceptor{}, c.perCall...), cl.unary)
 	chain = append(chain, c.perTry...)
 	return []grpc.DialOption{
@@ -41,7 +40,10 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	}, nil
 }
 
-type client struct{ *clientConfig }
+type client struct {
+	*clientConfig
+	conns *conns
+}
 
 // unary sends one call, as often as it takes and is safe.
 func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -49,6 +51,11 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	if err != nil {
 		return err
 	}
+	shared := c.conns.of(cc)
+	if shared.budget != nil {
+		defer shared.budget.Begin()()
+	}
+	call.conn, call.observe = shared, &c.observe
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		total, cancel = context.WithTimeout(ctx, call.total)
@@ -58,25 +65,31 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
 	})
 	call.markRun(ctx, err)
+	call.report(ctx, err)
 	return err
 }
 
 // clientCall is one call on its way.
 type clientCall struct {
 	callConfig
+	method      string
 	policy      clientMethod
 	fingerprint string
 	keyed       bool
+	conn        *conn
+	observe     *CallObserver
 
-	attempts int
-	waits    int
+	attempts int           // tries that were sent
+	held     int           // tries that the breaker held back
+	waits    int           // tries that found somebody else at work
 	effect   policy.Effect // the worst of the tries that is still open
 	recordID string
+	replayed bool
 }
 
 // begin chooses the key, once: before the first attempt.
 func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
-	call := &clientCall{callConfig: c.callConfig, policy: c.policyOf(method)}
+	call := &clientCall{callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
 	for _, o := range opts {
 		if mine, ok := o.(callOption); ok {
 			if err := mine.fn(&call.callConfig); err != nil {
@@ -112,96 +125,6 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 		call.fingerprint = wireFingerprint(fp)
 	}
 	return call, nil
-}
-
-// loop tries until there is an answer or no sense in going on.
-func (c *clientCall) loop(ctx context.Context, send func(context.Context, *metadata.MD) error) error {
-	for {
-		if err := ctx.Err(); err != nil {
-			return c.end(ctx, nil)
-		}
-		var trailer metadata.MD
-		answer, err := c.try(ctx, send, &trailer)
-		if err == nil {
-			return nil
-		}
-		wait, again := c.next(answer)
-		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
-			again = false
-		}
-		if !again {
-			return c.end(ctx, err)
-		}
-		if !sleep(ctx, wait) {
-			return c.end(ctx, err)
-		}
-	}
-}
-
-// try sends the call once and says what its end means.
-func (c *clientCall) try(ctx context.Context, send func(context.Context, *metadata.MD) error, trailer *metadata.MD) (policy.Answer, error) {
-	c.attempts++
-	try := c.header(ctx)
-	cancel := context.CancelFunc(func() {})
-	if c.perTry > 0 {
-		try, cancel = context.WithTimeout(try, c.perTry)
-	}
-	defer cancel()
-	if end, ok := guard.LeaseEnd(ctx); ok {
-		// The run that sends this rests on BOUNDED: nothing of it may land after
-		// its lease, as far as that is known now.
-		bounded, stop := context.WithDeadline(try, end)
-		defer stop()
-		try = bounded
-	}
-	sent := new(sentMark)
-	err := send(context.WithValue(try, sentKey{}, sent), trailer)
-	answer := c.table.Classify(policy.Try{
-		Err: err, Sent: sent.get(), CallerDone: ctx.Err() != nil, Pushback: (*trailer)["grpc-retry-pushback-ms"],
-	})
-	if replayed := (*trailer)[TrailerReplayed]; len(replayed) == 1 && err != nil {
-		// The stored answer: it is the same however often it is asked for.
-		answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
-	}
-	c.note(err, answer, *trailer)
-	return answer, err
-}
-
-// note keeps what the tries so far may have left behind.
-func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) {
-	record := trailer[TrailerRecord]
-	if len(record) == 1 {
-		c.recordID = record[0]
-	}
-	_, refused := ReasonOf(err)
-	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {
-		// The key's record was granted to this try, and its handler says that
-		// nothing was applied: so did no earlier one.
-		c.effect = policy.EffectNone
-		return
-	}
-	c.effect = max(c.effect, answer.Effect)
-}
-
-// next says whether and when to go on. Waiting for somebody else's run uses up
-// no attempt.
-func (c *clientCall) next(answer policy.Answer) (time.Duration, bool) {
-	switch answer.Retry {
-	case policy.Wait:
-		if !c.protected() {
-			return 0, false
-		}
-		c.waits++
-		return c.backoff.Wait(0, answer.Hint, rand.Int64N), true
-	case policy.Transient:
-		tries := c.attempts - c.waits
-		if !c.protected() || tries >= c.maxAttempts {
-			return 0, false
-		}
-		return c.backoff.Wait(tries-1, answer.Hint, rand.Int64N), true
-	case policy.AsTable, policy.Permanent, policy.Stop:
-	}
-	return 0, false
 }
 
 // protected reports whether sending the call again cannot do harm.

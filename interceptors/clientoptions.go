@@ -63,6 +63,10 @@ type clientConfig struct {
 	perTry       []grpc.UnaryClientInterceptor
 	safeMethods  map[string]bool
 	dedupMethods map[string]bool
+
+	budget  *policy.BudgetSettings  // nil: off
+	breaker *policy.BreakerSettings // nil: off
+	observe CallObserver
 }
 
 func newClientConfig(opts []ClientOption) (*clientConfig, error) {
@@ -72,6 +76,7 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 			backoff: policy.DefaultBackoff(), table: policy.Default(),
 		},
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
+		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {
@@ -191,6 +196,56 @@ func PerCall(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
 func PerTry(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
 	return clientOption(func(c *clientConfig) error {
 		c.perTry = append(c.perTry, interceptors...)
+		return nil
+	})
+}
+
+// WithBudget bounds how many calls of one connection may be retrying at a time;
+// unless set, the larger of 3 and 20 % of its active calls. Where it is spent a
+// call returns the error that it has.
+func WithBudget(s policy.BudgetSettings) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.budget = &s
+		_, err := policy.NewBudget(s)
+		return err
+	})
+}
+
+// WithoutBudget lets every call retry, however many others do: for tests, and
+// for processes whose calls are bounded by something else.
+func WithoutBudget() ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.budget = nil
+		return nil
+	})
+}
+
+// WithBreaker sets when calls are held back from a server that is ill: one
+// breaker for each service of each connection, by policy's defaults unless set.
+// A try that is held back ends with UNAVAILABLE and the reason BREAKER_OPEN,
+// counts as one of the call's attempts, and waits until the breaker may let it
+// through if the call's deadline allows it. Calls of the health service pass.
+func WithBreaker(s policy.BreakerSettings) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.breaker = &s
+		_, err := policy.NewBreaker(s)
+		return err
+	})
+}
+
+// WithoutBreaker sends every try, however ill the server is.
+func WithoutBreaker() ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.breaker = nil
+		return nil
+	})
+}
+
+// WithCallObserver is told what happens to the calls, for counting and tracing.
+// Several are told in the order of the options.
+func WithCallObserver(o CallObserver) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.observe = c.observe.and(o)
 		return nil
 	})
 }

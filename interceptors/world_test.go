@@ -48,8 +48,9 @@ type world struct {
 	cutAfter func(n int) bool
 	arrived  func(ctx context.Context, n int)
 	// down: dedupd cannot be reached. asked counts the calls to it.
-	down  atomic.Bool
-	asked atomic.Int64
+	down     atomic.Bool
+	refusing atomic.Bool
+	asked    atomic.Int64
 
 	client demov1.PaymentsServiceClient
 	conn   *grpc.ClientConn
@@ -95,7 +96,9 @@ func newWorld(t *testing.T, s setup) *world {
 		require.NoError(t, w.conn.Close())
 		g.Stop()
 		stop()
-		require.NoError(t, <-served)
+		if err := <-served; !w.refusing.Load() {
+			require.NoError(t, err)
+		}
 		require.NoError(t, store.Close())
 	})
 	return w
@@ -106,7 +109,13 @@ func (w *world) dial(t *testing.T, opts []interceptors.ClientOption, more ...grp
 	t.Helper()
 	dial, err := interceptors.ClientOptions(opts...)
 	require.NoError(t, err)
-	dial = append(append(dial, more...),
+	return w.dialWith(t, append(dial, more...))
+}
+
+// dialWith makes a connection with the options of ClientOptions.
+func (w *world) dialWith(t *testing.T, dial []grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	dial = append(dial[:len(dial):len(dial)],
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := w.listener.DialContext(ctx)
@@ -145,6 +154,13 @@ func (w *world) cut() {
 		_ = p.Close()
 	}
 	w.pipes = nil
+}
+
+// refuse cuts every connection and takes no new one.
+func (w *world) refuse() {
+	w.refusing.Store(true)
+	_ = w.listener.Close()
+	w.cut()
 }
 
 // Invoke is the service's way to dedupd.
