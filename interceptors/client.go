@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -55,15 +56,22 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	if shared.budget != nil {
 		defer shared.budget.Begin()()
 	}
-	call.conn, call.observe = shared, &c.observe
+	call.conn, call.observe, call.dedup = shared, &c.observe, c.dedup
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		total, cancel = context.WithTimeout(ctx, call.total)
 	}
 	defer cancel()
-	err = call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
+	ok, last := call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
 		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
 	})
+	if !ok {
+		if settled, answer := call.settle(total, reply, opts); settled {
+			err = answer
+		} else {
+			err = call.end(total, last)
+		}
+	}
 	call.markRun(ctx, err)
 	call.report(ctx, err)
 	return err
@@ -72,12 +80,13 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 // clientCall is one call on its way.
 type clientCall struct {
 	callConfig
-	method      string
-	policy      clientMethod
-	fingerprint string
-	keyed       bool
-	conn        *conn
-	observe     *CallObserver
+	method  string
+	policy  clientMethod
+	fp      *dedupv1.Fingerprint // nil: no key, or no message
+	keyed   bool
+	conn    *conn
+	observe *CallObserver
+	dedup   dedupv1.DedupServiceClient // nil: nobody to ask
 
 	attempts int           // tries that were sent
 	held     int           // tries that the breaker held back
@@ -122,7 +131,9 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 		if err != nil {
 			return nil, inputInvalid(err)
 		}
-		call.fingerprint = wireFingerprint(fp)
+		// To whom the client's digest is all there is, it is both.
+		fp.ClientDigest = fp.GetDigest()
+		call.fp = fp
 	}
 	return call, nil
 }
@@ -140,8 +151,8 @@ func (c *clientCall) header(ctx context.Context) context.Context {
 	ctx = setOutgoingKey(ctx, *c.key)
 	md, _ := metadata.FromOutgoingContext(ctx) // a copy
 	md.Set(HeaderAttempt, strconv.Itoa(c.attempts))
-	if c.fingerprint != "" {
-		md.Set(HeaderFingerprint, c.fingerprint)
+	if c.fp != nil {
+		md.Set(HeaderFingerprint, wireFingerprint(c.fp))
 	}
 	return metadata.NewOutgoingContext(ctx, md)
 }

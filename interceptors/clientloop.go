@@ -14,19 +14,21 @@ import (
 // sendFunc sends one try and collects its trailer.
 type sendFunc func(ctx context.Context, trailer *metadata.MD) error
 
-// loop tries until there is an answer or no sense in going on.
-func (c *clientCall) loop(ctx context.Context, send sendFunc) error {
+// loop tries until there is an answer or no sense in going on. Where it is not
+// ok, last is the last server's error, nil before the first answer.
+func (c *clientCall) loop(ctx context.Context, send sendFunc) (ok bool, last error) {
 	release := func() {}
 	defer func() { release() }() // also if the try panics
 	for {
-		if err := ctx.Err(); err != nil {
-			return c.end(ctx, nil)
+		if ctx.Err() != nil {
+			return false, last
 		}
 		answer, err := c.try(ctx, send)
 		release()
 		if err == nil {
-			return nil
+			return true, nil
 		}
+		last = err
 		wait, again := c.next(answer)
 		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
 			again = false
@@ -37,11 +39,11 @@ func (c *clientCall) loop(ctx context.Context, send sendFunc) error {
 			release, again = c.permit(ctx)
 		}
 		if !again {
-			return c.end(ctx, err)
+			return false, last
 		}
 		c.observe.retry(ctx, c.method, answer, err)
 		if !sleep(ctx, wait) {
-			return c.end(ctx, err)
+			return false, last
 		}
 	}
 }

@@ -55,6 +55,7 @@ type callConfig struct {
 	total       time.Duration
 	backoff     policy.Backoff
 	table       policy.Table
+	identity    *identity
 }
 
 type clientConfig struct {
@@ -67,6 +68,7 @@ type clientConfig struct {
 	budget  *policy.BudgetSettings  // nil: off
 	breaker *policy.BreakerSettings // nil: off
 	observe CallObserver
+	dedup   dedupv1.DedupServiceClient // nil: outcomes are not looked up
 }
 
 func newClientConfig(opts []ClientOption) (*clientConfig, error) {
@@ -239,6 +241,34 @@ func WithoutBreaker() ClientOption {
 		c.breaker = nil
 		return nil
 	})
+}
+
+// WithDedupd looks up with dedupd, best over a connection of DialDedupd, how a
+// keyed call ended whose tries do not tell: a completed record's outcome is then
+// the answer, though the service itself is still down. The record is the one
+// that the service named in its trailer idempotency-record, else that of
+// WithIdentity. A look takes up to 2 s, never beyond the call's deadline.
+func WithDedupd(dedup dedupv1.DedupServiceClient) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		if dedup == nil {
+			return errors.New("the client of dedupd is nil")
+		}
+		c.dedup = dedup
+		return nil
+	})
+}
+
+// WithIdentity names the records of the calls for WithDedupd: the server's
+// namespace, and this caller's name as the server's authentication knows it,
+// which may be empty. Needed where no answer of the service tells the record.
+func WithIdentity(namespace, caller string) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		if namespace == "" {
+			return errors.New("name the namespace of the records")
+		}
+		c.identity = &identity{namespace: namespace, caller: caller}
+		return nil
+	}}
 }
 
 // WithCallObserver is told what happens to the calls, for counting and tracing.

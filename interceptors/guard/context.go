@@ -55,6 +55,9 @@ func RecordIDFrom(ctx context.Context) []byte {
 	return nil
 }
 
+// RecordID returns the id, 32 bytes, of the record that id names.
+func RecordID(id *dedupv1.Identity) []byte { return recordID(id) }
+
 // CallerDeadline returns the deadline that the caller set. The run's own context
 // does not end with it: a caller that leaves changes nothing. ok is false where
 // the caller set none, and outside a guarded run.
