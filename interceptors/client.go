@@ -106,18 +106,8 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 			}
 		}
 	}
-	key, keyed, err := outgoingKey(ctx)
-	if err != nil {
+	if err := call.chooseKey(ctx, req); err != nil {
 		return nil, err
-	}
-	switch {
-	case call.key != nil && keyed && *call.key != key:
-		return nil, keyInvalid("the call has two keys, one by option and one in its metadata; give one")
-	case call.key == nil && keyed:
-		call.key = &key
-	case call.key == nil && (call.fresh || call.policy.deduplicated):
-		fresh := freshKey(time.Now())
-		call.key = &fresh
 	}
 	if call.key == nil {
 		return call, nil
@@ -136,6 +126,32 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 		call.fp = fp
 	}
 	return call, nil
+}
+
+// chooseKey gives the call its key: the caller's own, else one derived from the
+// request, else a fresh one where the server deduplicates or the call asks for
+// it. It leaves it nil where the call goes without.
+func (c *clientCall) chooseKey(ctx context.Context, req any) error {
+	key, keyed, err := outgoingKey(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case c.key != nil && keyed && *c.key != key:
+		return keyInvalid("the call has two keys, one by option and one in its metadata; give one")
+	case c.key != nil:
+		return nil
+	case !keyed && len(c.policy.keyFields) > 0:
+		if key, err = deriveKey(c.policy.keyFields, req); err != nil {
+			return err
+		}
+	case !keyed && (c.fresh || c.policy.deduplicated):
+		key = freshKey(time.Now())
+	case !keyed:
+		return nil
+	}
+	c.key = &key
+	return nil
 }
 
 // protected reports whether sending the call again cannot do harm.

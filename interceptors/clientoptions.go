@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
@@ -64,6 +66,7 @@ type clientConfig struct {
 	perTry       []grpc.UnaryClientInterceptor
 	safeMethods  map[string]bool
 	dedupMethods map[string]bool
+	keyFields    map[string][]string
 
 	budget  *policy.BudgetSettings  // nil: off
 	breaker *policy.BreakerSettings // nil: off
@@ -78,12 +81,14 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 			backoff: policy.DefaultBackoff(), table: policy.Default(),
 		},
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
-		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
+		keyFields: map[string][]string{},
+		budget:    &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {
 		faults = append(faults, o.applyClient(c))
 	}
+	faults = append(faults, c.checkKeyFields())
 	return c, errors.Join(faults...)
 }
 
@@ -172,6 +177,51 @@ func WithSafeToRetry(fullMethods ...string) ClientOption {
 // although no proto option says so: calls without a key get a fresh one.
 func WithDeduplicated(fullMethods ...string) ClientOption {
 	return listed(fullMethods, func(c *clientConfig) map[string]bool { return c.dedupMethods })
+}
+
+// WithKeyFields names the request fields that the keys of a method, by its full
+// name, are derived from, in place of the key_fields of its proto option: for
+// methods whose proto file is somebody else's. The server must deduplicate the
+// method. See the option for what may be named.
+func WithKeyFields(fullMethod string, fields ...string) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		if len(fields) == 0 {
+			return fmt.Errorf("name at least one key field of %s", fullMethod)
+		}
+		c.keyFields[fullMethod] = fields
+		return methodName(fullMethod)
+	})
+}
+
+// checkKeyFields looks at every method of the linked proto files, so that a
+// mistyped field stops the start and not the first call.
+func (c *clientConfig) checkKeyFields() error {
+	var faults []error
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			methods := f.Services().Get(i).Methods()
+			for j := range methods.Len() {
+				d := methods.Get(j)
+				name := fullName(d)
+				fields := c.keyFieldsOf(name, d)
+				if err := checkKeyFields(d.Input(), fields); err != nil {
+					faults = append(faults, fmt.Errorf("method %s: %w", name, err))
+				}
+			}
+		}
+		return true
+	})
+	return errors.Join(faults...)
+}
+
+// keyFieldsOf returns the fields that a method's keys are derived from; none
+// where they are not.
+func (c *clientConfig) keyFieldsOf(fullMethod string, d protoreflect.MethodDescriptor) []string {
+	if fields, ok := c.keyFields[fullMethod]; ok || d == nil {
+		return fields
+	}
+	option, _ := describe(d)
+	return option.GetKeyFields()
 }
 
 func listed(fullMethods []string, of func(*clientConfig) map[string]bool) ClientOption {
@@ -294,11 +344,13 @@ type clientMethod struct {
 	operation    string
 	level        idempotency
 	deduplicated bool
+	keyFields    []string // a key is derived from them
 }
 
 func (c *clientConfig) policyOf(fullMethod string) clientMethod {
-	m := clientMethod{operation: fullMethod}
-	if d := findMethod(fullMethod); d != nil {
+	d := findMethod(fullMethod)
+	m := clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
+	if d != nil {
 		option, level := describe(d)
 		m.operation = cmp.Or(option.GetOperation(), fullMethod)
 		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
