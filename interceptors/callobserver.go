@@ -25,6 +25,8 @@ type CallObserver struct {
 	BudgetSpent func(ctx context.Context, fullMethod string)
 	// BreakerOpen: a try was held back; nothing was sent.
 	BreakerOpen func(ctx context.Context, fullMethod string)
+	// Stream: a streaming call passed through; nothing else is told of it.
+	Stream func(ctx context.Context, fullMethod string)
 	// Ended: the call is over.
 	Ended func(ctx context.Context, fullMethod string, end CallEnd)
 }
@@ -81,6 +83,7 @@ func (o CallObserver) and(next CallObserver) CallObserver {
 		Wait:        both2(o.Wait, next.Wait),
 		BudgetSpent: both2(o.BudgetSpent, next.BudgetSpent),
 		BreakerOpen: both2(o.BreakerOpen, next.BreakerOpen),
+		Stream:      both2(o.Stream, next.Stream),
 		Ended:       both3(o.Ended, next.Ended),
 	}
 }

@@ -36,6 +36,7 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	chain = append(chain, c.perTry...)
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
+		grpc.WithChainStreamInterceptor(cl.stream),
 		grpc.WithStatsHandler(sentWatcher{}),
 		grpc.WithDisableRetry(),
 	}, nil
@@ -77,16 +78,35 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	return err
 }
 
+// stream lets a streaming call pass; only a guarded run is told of it, and under
+// BOUNDED it ends with the lease as far as that is known now.
+func (c *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if c.observe.Stream != nil {
+		c.observe.Stream(ctx, method)
+	}
+	if guard.RecordIDFrom(ctx) != nil && c.policyOf(method).level != readOnly {
+		guard.Mark(ctx, guard.LeftApplied)
+	}
+	if end, ok := guard.LeaseEnd(ctx); ok {
+		bounded, cancel := context.WithDeadline(ctx, end)
+		context.AfterFunc(ctx, cancel) // nobody tells when a stream is over; the run's end is late enough
+		ctx = bounded
+	}
+	return streamer(ctx, desc, cc, method, opts...)
+}
+
 // clientCall is one call on its way.
 type clientCall struct {
 	callConfig
-	method  string
-	policy  clientMethod
-	fp      *dedupv1.Fingerprint // nil: no key, or no message
-	keyed   bool
-	conn    *conn
-	observe *CallObserver
-	dedup   dedupv1.DedupServiceClient // nil: nobody to ask
+	method    string
+	policy    clientMethod
+	fp        *dedupv1.Fingerprint // nil: no key, or no message
+	keyed     bool
+	automatic bool // the key is one that nobody asked for
+	known     bool // the callee is known to deduplicate
+	conn      *conn
+	observe   *CallObserver
+	dedup     dedupv1.DedupServiceClient // nil: nobody to ask
 
 	attempts int           // tries that were sent
 	held     int           // tries that the breaker held back
@@ -94,11 +114,14 @@ type clientCall struct {
 	effect   policy.Effect // the worst of the tries that is still open
 	recordID string
 	replayed bool
+	// acknowledged: the callee named the record of this call's key.
+	acknowledged bool
 }
 
 // begin chooses the key, once: before the first attempt.
 func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
 	call := &clientCall{callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
+	call.known = call.policy.declared
 	for _, o := range opts {
 		if mine, ok := o.(callOption); ok {
 			if err := mine.fn(&call.callConfig); err != nil {
@@ -116,21 +139,29 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 		return nil, err
 	}
 	call.keyed = true
-	if m, ok := req.(proto.Message); ok {
-		fp, err := Fingerprint(call.policy.operation, m)
-		if err != nil {
-			return nil, inputInvalid(err)
-		}
-		// To whom the client's digest is all there is, it is both.
-		fp.ClientDigest = fp.GetDigest()
-		call.fp = fp
+	return call, call.takeFingerprint(req)
+}
+
+// takeFingerprint computes the request's fingerprint, once.
+func (c *clientCall) takeFingerprint(req any) error {
+	m, ok := req.(proto.Message)
+	if !ok || c.fp != nil {
+		return nil
 	}
-	return call, nil
+	fp, err := Fingerprint(c.policy.operation, m)
+	if err != nil {
+		return inputInvalid(err)
+	}
+	// To whom the client's digest is all there is, it is both.
+	fp.ClientDigest = fp.GetDigest()
+	c.fp = fp
+	return nil
 }
 
 // chooseKey gives the call its key: the caller's own, else one derived from the
-// request, else a fresh one where the server deduplicates or the call asks for
-// it. It leaves it nil where the call goes without.
+// request, else inside a keyed handler the call's child key, else a fresh one
+// where the server deduplicates or the call asks for it. It leaves it nil where
+// the call goes without.
 func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 	key, keyed, err := outgoingKey(ctx)
 	if err != nil {
@@ -145,6 +176,13 @@ func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 		if key, err = deriveKey(c.policy.keyFields, req); err != nil {
 			return err
 		}
+	case !keyed && c.takesChildKey(ctx):
+		if err := c.takeFingerprint(req); err != nil {
+			return err
+		}
+		if key, c.automatic = automaticKey(ctx, c.method, c.fp.GetDigest()); !c.automatic {
+			return nil
+		}
 	case !keyed && (c.fresh || c.policy.deduplicated):
 		key = freshKey(time.Now())
 	case !keyed:
@@ -154,9 +192,16 @@ func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 	return nil
 }
 
-// protected reports whether sending the call again cannot do harm.
+// takesChildKey reports whether the call is one that a keyed handler makes and
+// that may have an effect.
+func (c *clientCall) takesChildKey(ctx context.Context) bool {
+	return guard.RecordIDFrom(ctx) != nil && c.policy.level != readOnly && !c.policy.keyless
+}
+
+// protected reports whether sending the call again cannot do harm. A key that
+// nobody asked for protects only where the callee is known to look at it.
 func (c *clientCall) protected() bool {
-	return c.keyed || c.safe || c.policy.level != unsafe
+	return c.keyed && (!c.automatic || c.known) || c.safe || c.policy.level != unsafe
 }
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.
@@ -174,15 +219,18 @@ func (c *clientCall) header(ctx context.Context) context.Context {
 }
 
 // markRun tells a guarded run that this call was made from what it may have left
-// behind. A call under a key counts too: a run that is run again might choose
-// another key.
+// behind. A key that the caller chose counts as none: a run that is run again
+// might choose another.
 func (c *clientCall) markRun(ctx context.Context, err error) {
 	switch {
 	case c.policy.level == readOnly:
-	case err == nil || c.effect == policy.EffectApplied:
-		guard.Mark(ctx, guard.LeftApplied)
-	case c.effect == policy.EffectUnknown:
+	case err != nil && c.unknown():
 		guard.Mark(ctx, guard.LeftUnknown)
+	case err != nil && c.effect != policy.EffectApplied:
+	case c.keyed && isChildKey(*c.key) && c.acknowledged:
+		guard.Mark(ctx, guard.LeftKeyed)
+	default:
+		guard.Mark(ctx, guard.LeftApplied)
 	}
 }
 

@@ -120,6 +120,7 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	record := trailer[TrailerRecord]
 	if len(record) == 1 {
 		c.recordID = record[0]
+		c.acknowledged, c.known = c.keyed, true
 	}
 	_, refused := ReasonOf(err)
 	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {

@@ -343,7 +343,9 @@ const (
 type clientMethod struct {
 	operation    string
 	level        idempotency
-	deduplicated bool
+	deduplicated bool     // calls without a key get a fresh one
+	declared     bool     // its server is said to look at keys
+	keyless      bool     // its server is said not to
 	keyFields    []string // a key is derived from them
 }
 
@@ -354,6 +356,8 @@ func (c *clientConfig) policyOf(fullMethod string) clientMethod {
 		option, level := describe(d)
 		m.operation = cmp.Or(option.GetOperation(), fullMethod)
 		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
+		m.declared = m.deduplicated || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OPTIONAL
+		m.keyless = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OFF || infrastructure(fullMethod)
 		switch level {
 		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
 			m.level = readOnly
@@ -366,6 +370,7 @@ func (c *clientConfig) policyOf(fullMethod string) clientMethod {
 		m.level = idempotent
 	}
 	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
+	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0
 	return m
 }
 

@@ -106,7 +106,7 @@ func TestWhatCannotBeLookedUpStaysUnknown(t *testing.T) {
 			w, client := asking(t, interceptors.WithIdentity("test", "ada"))
 			// A try that is still on its way might run yet.
 			w.handle = fails(interceptors.NotApplied(status.Error(codes.NotFound, "no such order")))
-			unknownTo(t, w, client)
+			require.Error(t, unknownTo(t, w, client))
 		})
 	})
 }

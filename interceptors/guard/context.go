@@ -2,6 +2,8 @@ package guard
 
 import (
 	"context"
+	"crypto/sha256"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +18,9 @@ type Left int32
 const (
 	// LeftClean: nothing that we know of.
 	LeftClean Left = iota
+	// LeftKeyed: effects, each under a key that a second run of the same request
+	// gives its call again, and whose callee deduplicates.
+	LeftKeyed
 	// LeftApplied: an effect was applied.
 	LeftApplied
 	// LeftUnknown: an effect may have been applied.
@@ -29,6 +34,18 @@ type run struct {
 	hold           *hold
 	callerDeadline time.Time
 	left           atomic.Int32
+
+	mu    sync.Mutex
+	calls map[[sha256.Size]byte]uint64 // made so far, by method and request
+}
+
+// restart forgets what was done so far: what a reconciler calls is not the run's
+// doing.
+func (r *run) restart() {
+	r.left.Store(int32(LeftClean))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = nil
 }
 
 func runFrom(ctx context.Context) *run {
@@ -57,6 +74,25 @@ func RecordIDFrom(ctx context.Context) []byte {
 
 // RecordID returns the id, 32 bytes, of the record that id names.
 func RecordID(id *dedupv1.Identity) []byte { return recordID(id) }
+
+// CallNumber counts an outgoing call of the run, named by a hash of its method
+// and request, and returns how many such calls the run has made before: a second
+// run of the same request then numbers its calls alike, in whatever order it
+// makes them. ok is false outside a guarded run. Safe for concurrent use.
+func CallNumber(ctx context.Context, call [sha256.Size]byte) (earlier uint64, ok bool) {
+	r := runFrom(ctx)
+	if r == nil {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = map[[sha256.Size]byte]uint64{}
+	}
+	earlier = r.calls[call]
+	r.calls[call]++
+	return earlier, true
+}
 
 // CallerDeadline returns the deadline that the caller set. The run's own context
 // does not end with it: a caller that leaves changes nothing. ok is false where
