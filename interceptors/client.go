@@ -58,6 +58,7 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 		defer shared.budget.Begin()()
 	}
 	call.conn, call.observe, call.dedup = shared, &c.observe, c.dedup
+	call.reply, call.opts = reply, opts
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		total, cancel = context.WithTimeout(ctx, call.total)
@@ -67,7 +68,7 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
 	})
 	if !ok {
-		if settled, answer := call.settle(total, reply, opts); settled {
+		if settled, answer := call.settle(total); settled {
 			err = answer
 		} else {
 			err = call.end(total, last)
@@ -105,6 +106,8 @@ type clientCall struct {
 	automatic bool // the key is one that nobody asked for
 	known     bool // the callee is known to deduplicate
 	conn      *conn
+	reply     any
+	opts      []grpc.CallOption
 	observe   *CallObserver
 	dedup     dedupv1.DedupServiceClient // nil: nobody to ask
 
@@ -206,6 +209,9 @@ func (c *clientCall) protected() bool {
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.
 func (c *clientCall) header(ctx context.Context) context.Context {
+	if c.policy.guarded != nil {
+		return c.providerHeader(ctx)
+	}
 	if !c.keyed {
 		return ctx
 	}

@@ -78,27 +78,26 @@ func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, err
 	defer done(policy.Neutral) // a panic says nothing about the server
 	c.attempts++
 	c.observe.attempt(ctx, c.method, c.attempts)
-	var trailer metadata.MD
-	sent := new(sentMark)
-	err := c.sendOnce(ctx, send, sent, &trailer)
-	ended := policy.Try{
-		Err: err, Sent: sent.get(), CallerDone: ctx.Err() != nil, Pushback: trailer["grpc-retry-pushback-ms"],
+	if c.policy.guarded != nil {
+		return c.guardedTry(ctx, send, done)
 	}
+	ended, trailer := c.sendOnce(ctx, send)
+	ended.CallerDone = ctx.Err() != nil
 	done(policy.VerdictOf(ended))
 	answer := c.table.Classify(ended)
 	if values := trailer[TrailerReplayed]; len(values) == 1 {
 		c.replayed = true
-		if err != nil {
+		if ended.Err != nil {
 			// The stored answer: it is the same however often it is asked for.
 			answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
 		}
 	}
-	c.note(err, answer, trailer)
-	return answer, err
+	c.note(ended.Err, answer, trailer)
+	return answer, ended.Err
 }
 
 // sendOnce sends a try with its headers, within its own deadlines.
-func (c *clientCall) sendOnce(ctx context.Context, send sendFunc, sent *sentMark, trailer *metadata.MD) error {
+func (c *clientCall) sendOnce(ctx context.Context, send sendFunc) (policy.Try, metadata.MD) {
 	try := c.header(ctx)
 	if c.perTry > 0 {
 		cut, cancel := context.WithTimeout(try, c.perTry)
@@ -112,7 +111,10 @@ func (c *clientCall) sendOnce(ctx context.Context, send sendFunc, sent *sentMark
 		defer stop()
 		try = bounded
 	}
-	return send(context.WithValue(try, sentKey{}, sent), trailer)
+	var trailer metadata.MD
+	sent := new(sentMark)
+	err := send(context.WithValue(try, sentKey{}, sent), &trailer)
+	return policy.Try{Err: err, Sent: sent.get(), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
 }
 
 // note keeps what the tries so far may have left behind.

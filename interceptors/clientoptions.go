@@ -1,15 +1,11 @@
 package interceptors
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/policy"
@@ -67,6 +63,7 @@ type clientConfig struct {
 	safeMethods  map[string]bool
 	dedupMethods map[string]bool
 	keyFields    map[string][]string
+	guarded      map[string]*guarded
 
 	budget  *policy.BudgetSettings  // nil: off
 	breaker *policy.BreakerSettings // nil: off
@@ -81,8 +78,8 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 			backoff: policy.DefaultBackoff(), table: policy.Default(),
 		},
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
-		keyFields: map[string][]string{},
-		budget:    &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
+		keyFields: map[string][]string{}, guarded: map[string]*guarded{},
+		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {
@@ -193,37 +190,6 @@ func WithKeyFields(fullMethod string, fields ...string) ClientOption {
 	})
 }
 
-// checkKeyFields looks at every method of the linked proto files, so that a
-// mistyped field stops the start and not the first call.
-func (c *clientConfig) checkKeyFields() error {
-	var faults []error
-	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		for i := range f.Services().Len() {
-			methods := f.Services().Get(i).Methods()
-			for j := range methods.Len() {
-				d := methods.Get(j)
-				name := fullName(d)
-				fields := c.keyFieldsOf(name, d)
-				if err := checkKeyFields(d.Input(), fields); err != nil {
-					faults = append(faults, fmt.Errorf("method %s: %w", name, err))
-				}
-			}
-		}
-		return true
-	})
-	return errors.Join(faults...)
-}
-
-// keyFieldsOf returns the fields that a method's keys are derived from; none
-// where they are not.
-func (c *clientConfig) keyFieldsOf(fullMethod string, d protoreflect.MethodDescriptor) []string {
-	if fields, ok := c.keyFields[fullMethod]; ok || d == nil {
-		return fields
-	}
-	option, _ := describe(d)
-	return option.GetKeyFields()
-}
-
 func listed(fullMethods []string, of func(*clientConfig) map[string]bool) ClientOption {
 	return clientOption(func(c *clientConfig) error {
 		var faults []error
@@ -328,50 +294,6 @@ func WithCallObserver(o CallObserver) ClientOption {
 		c.observe = c.observe.and(o)
 		return nil
 	})
-}
-
-// idempotency is how far a method may be sent again without a key.
-type idempotency uint8
-
-const (
-	unsafe     idempotency = iota
-	idempotent             // again, but it has effects
-	readOnly
-)
-
-// clientMethod is what the client knows of a method.
-type clientMethod struct {
-	operation    string
-	level        idempotency
-	deduplicated bool     // calls without a key get a fresh one
-	declared     bool     // its server is said to look at keys
-	keyless      bool     // its server is said not to
-	keyFields    []string // a key is derived from them
-}
-
-func (c *clientConfig) policyOf(fullMethod string) clientMethod {
-	d := findMethod(fullMethod)
-	m := clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
-	if d != nil {
-		option, level := describe(d)
-		m.operation = cmp.Or(option.GetOperation(), fullMethod)
-		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
-		m.declared = m.deduplicated || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OPTIONAL
-		m.keyless = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OFF || infrastructure(fullMethod)
-		switch level {
-		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
-			m.level = readOnly
-		case descriptorpb.MethodOptions_IDEMPOTENT:
-			m.level = idempotent
-		case descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
-		}
-	}
-	if c.safeMethods[fullMethod] && m.level == unsafe {
-		m.level = idempotent
-	}
-	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
-	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0
-	return m
 }
 
 // inputInvalid refuses a call before anything is sent.

@@ -28,7 +28,7 @@ type identity struct{ namespace, caller string }
 // whether it knows: then err is the answer, and the call's reply is filled in.
 // It never goes past ctx's end, so a call whose time is used up is not looked
 // up.
-func (c *clientCall) settle(ctx context.Context, reply any, opts []grpc.CallOption) (settled bool, err error) {
+func (c *clientCall) settle(ctx context.Context) (settled bool, err error) {
 	if c.dedup == nil || c.fp == nil || !c.unknown() || ctx.Err() != nil {
 		return false, nil
 	}
@@ -47,7 +47,7 @@ func (c *clientCall) settle(ctx context.Context, reply any, opts []grpc.CallOpti
 		return false, nil //nolint:nilerr // the call's own error says more
 	}
 	c.effect, c.replayed = policy.EffectNone, true
-	return true, c.answerFrom(resp.GetCompleted().GetOutcome(), reply, opts)
+	return true, c.answerFrom(resp.GetCompleted().GetOutcome())
 }
 
 // lookupRequest names the call's record; nil where it is not known.
@@ -70,16 +70,16 @@ func (c *clientCall) lookupRequest() *dedupv1.LookupRequest {
 }
 
 // answerFrom gives the caller what a replay by the callee would give.
-func (c *clientCall) answerFrom(o *dedupv1.Outcome, reply any, opts []grpc.CallOption) error {
+func (c *clientCall) answerFrom(o *dedupv1.Outcome) error {
 	resp, headers, trailers, err := replayOutcome(o, c.policy.operation)
 	if reason, ours := ReasonOf(err); ours && reason == dedupv1.Reason_REASON_OUTCOME_NOT_STORED {
 		c.effect = policy.EffectApplied
 	}
 	if err == nil {
-		err = c.fill(reply, resp)
+		err = c.fill(resp)
 	}
 	trailers = metadata.Join(trailers, metadata.Pairs(TrailerReplayed, "true", TrailerRecord, c.recordID))
-	for _, o := range opts {
+	for _, o := range c.opts {
 		switch o := o.(type) {
 		case grpc.HeaderCallOption:
 			*o.HeaderAddr = headers
@@ -91,8 +91,8 @@ func (c *clientCall) answerFrom(o *dedupv1.Outcome, reply any, opts []grpc.CallO
 }
 
 // fill copies the stored response into what the caller gave for it.
-func (c *clientCall) fill(reply any, resp proto.Message) error {
-	into, ok := reply.(proto.Message)
+func (c *clientCall) fill(resp proto.Message) error {
+	into, ok := c.reply.(proto.Message)
 	switch {
 	case ok && resp == nil:
 		proto.Reset(into)
