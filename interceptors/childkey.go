@@ -35,20 +35,8 @@ func ChildKey(ctx context.Context, step string) (string, error) {
 	return stepKey(parent, step), nil
 }
 
-// automaticKey returns the key of a call that the run of ctx makes; ok is false
-// outside a run.
-func automaticKey(ctx context.Context, method string, digest []byte) (key string, ok bool) {
-	parent := guard.RecordIDFrom(ctx)
-	if parent == nil {
-		return "", false
-	}
-	earlier, ok := guard.CallNumber(ctx, sha256.Sum256(lengthPrefixed(method, string(digest))))
-	if !ok {
-		return "", false
-	}
-	return childKey(parent, method, digest, earlier), true
-}
-
+// childKey names a call of the run of parent that was given no key: the run has
+// made so many of the same method and request before, and they succeeded.
 func childKey(parent []byte, method string, digest []byte, earlier uint64) string {
 	return shortHash(childKeyDomain, string(parent), method, string(digest), string(binary.BigEndian.AppendUint64(nil, earlier)))
 }

@@ -45,6 +45,4 @@ func TestOutsideAKeyedHandlerThereAreNoChildKeys(t *testing.T) {
 	t.Parallel()
 	_, err := ChildKey(t.Context(), "ship")
 	require.Equal(t, codes.FailedPrecondition, status.Code(err))
-	_, ok := automaticKey(t.Context(), "/a/b", nil)
-	require.False(t, ok)
 }

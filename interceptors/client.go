@@ -2,12 +2,12 @@ package interceptors
 
 import (
 	"context"
+	"crypto/sha256"
 	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
@@ -32,8 +32,11 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 		return nil, err
 	}
 	cl := &client{clientConfig: c, conns: newConns(c)}
-	chain := append(append([]grpc.UnaryClientInterceptor{}, c.perCall...), cl.unary)
-	chain = append(chain, c.perTry...)
+	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+2)
+	if len(c.perCall) > 0 {
+		chain = append(chain, cl.pin)
+	}
+	chain = append(append(append(chain, c.perCall...), cl.unary), c.perTry...)
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
 		grpc.WithChainStreamInterceptor(cl.stream),
@@ -75,6 +78,9 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 		}
 	}
 	call.markRun(ctx, err)
+	if call.automatic && err != nil {
+		guard.ReuseCallNumber(ctx, call.named, call.number)
+	}
 	call.report(ctx, err)
 	return err
 }
@@ -99,12 +105,15 @@ func (c *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 // clientCall is one call on its way.
 type clientCall struct {
 	callConfig
+	client    *client
 	method    string
 	policy    clientMethod
 	fp        *dedupv1.Fingerprint // nil: no key, or no message
 	keyed     bool
-	automatic bool // the key is one that nobody asked for
-	known     bool // the callee is known to deduplicate
+	automatic bool              // the key is one that nobody asked for
+	named     [sha256.Size]byte // where it is: the call's method and request
+	number    uint64            // and which of the run's such calls it is
+	known     bool              // the callee is known to deduplicate
 	conn      *conn
 	reply     any
 	opts      []grpc.CallOption
@@ -123,7 +132,7 @@ type clientCall struct {
 
 // begin chooses the key, once: before the first attempt.
 func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
-	call := &clientCall{callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
+	call := &clientCall{client: c, callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
 	call.known = call.policy.declared
 	for _, o := range opts {
 		if mine, ok := o.(callOption); ok {
@@ -143,62 +152,6 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 	}
 	call.keyed = true
 	return call, call.takeFingerprint(req)
-}
-
-// takeFingerprint computes the request's fingerprint, once.
-func (c *clientCall) takeFingerprint(req any) error {
-	m, ok := req.(proto.Message)
-	if !ok || c.fp != nil {
-		return nil
-	}
-	fp, err := Fingerprint(c.policy.operation, m)
-	if err != nil {
-		return inputInvalid(err)
-	}
-	// To whom the client's digest is all there is, it is both.
-	fp.ClientDigest = fp.GetDigest()
-	c.fp = fp
-	return nil
-}
-
-// chooseKey gives the call its key: the caller's own, else one derived from the
-// request, else inside a keyed handler the call's child key, else a fresh one
-// where the server deduplicates or the call asks for it. It leaves it nil where
-// the call goes without.
-func (c *clientCall) chooseKey(ctx context.Context, req any) error {
-	key, keyed, err := outgoingKey(ctx)
-	if err != nil {
-		return err
-	}
-	switch {
-	case c.key != nil && keyed && *c.key != key:
-		return keyInvalid("the call has two keys, one by option and one in its metadata; give one")
-	case c.key != nil:
-		return nil
-	case !keyed && len(c.policy.keyFields) > 0:
-		if key, err = deriveKey(c.policy.keyFields, req); err != nil {
-			return err
-		}
-	case !keyed && c.takesChildKey(ctx):
-		if err := c.takeFingerprint(req); err != nil {
-			return err
-		}
-		if key, c.automatic = automaticKey(ctx, c.method, c.fp.GetDigest()); !c.automatic {
-			return nil
-		}
-	case !keyed && (c.fresh || c.policy.deduplicated):
-		key = freshKey(time.Now())
-	case !keyed:
-		return nil
-	}
-	c.key = &key
-	return nil
-}
-
-// takesChildKey reports whether the call is one that a keyed handler makes and
-// that may have an effect.
-func (c *clientCall) takesChildKey(ctx context.Context) bool {
-	return guard.RecordIDFrom(ctx) != nil && c.policy.level != readOnly && !c.policy.keyless
 }
 
 // protected reports whether sending the call again cannot do harm. A key that

@@ -67,6 +67,30 @@ func TestASecondRunCallsOnUnderTheSameKeys(t *testing.T) { // A04, C12
 	})
 }
 
+func TestAHandlersOwnRetryKeepsTheKeyOfItsCall(t *testing.T) { // E09, C12
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s seen
+		w, down := nested(t, setup{})
+		down.arrived = s.arrived
+		down.cutAfter = func(n int) bool { return n == 1 }
+		w.handle = func(ctx context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+			_, err := down.client.Charge(ctx, order(), interceptors.WithMaxAttempts(1))
+			require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+			_, err = down.client.Charge(ctx, order())
+			require.NoError(t, err)
+			_, err = down.client.Charge(ctx, order())
+			require.NoError(t, err)
+			return receipt(n), nil
+		}
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		require.NoError(t, err)
+		require.Equal(t, s.keys[0], s.keys[1])
+		require.NotEqual(t, s.keys[0], s.keys[2], "after a success it is another intent")
+		require.Equal(t, 2, down.ran())
+	})
+}
+
 func TestAfterChildCallsOnlyTheSameRequestRunsAgain(t *testing.T) { // A04
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
