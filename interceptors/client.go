@@ -47,7 +47,8 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 
 type client struct {
 	*clientConfig
-	conns *conns
+	conns   *conns
+	methods methods
 }
 
 // unary sends one call, as often as it takes and is safe.
@@ -63,11 +64,14 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	call.conn, call.observe, call.dedup = shared, &c.observe, c.dedup
 	call.reply, call.opts = reply, opts
 	total, cancel := ctx, context.CancelFunc(func() {})
-	if _, ok := ctx.Deadline(); !ok {
+	if _, ok := ctx.Deadline(); !ok && call.protected() {
 		total, cancel = context.WithTimeout(ctx, call.total)
 	}
 	defer cancel()
 	ok, last := call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
+		if trailer == nil {
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
 		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
 	})
 	if !ok {
@@ -107,7 +111,7 @@ type clientCall struct {
 	callConfig
 	client    *client
 	method    string
-	policy    clientMethod
+	policy    *clientMethod
 	fp        *dedupv1.Fingerprint // nil: no key, or no message
 	keyed     bool
 	automatic bool              // the key is one that nobody asked for

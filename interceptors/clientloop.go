@@ -11,7 +11,7 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-// sendFunc sends one try and collects its trailer.
+// sendFunc sends one try and collects its trailer, unless that is nil.
 type sendFunc func(ctx context.Context, trailer *metadata.MD) error
 
 // loop tries until there is an answer or no sense in going on. Where it is not
@@ -111,9 +111,14 @@ func (c *clientCall) sendOnce(ctx context.Context, send sendFunc) (policy.Try, m
 		defer stop()
 		try = bounded
 	}
-	var trailer metadata.MD
 	sent := new(sentMark)
-	err := send(context.WithValue(try, sentKey{}, sent), &trailer)
+	try = context.WithValue(try, sentKey{}, sent)
+	if !c.keyed && !c.protected() { // sent once, whatever its trailer says
+		err := send(try, nil)
+		return policy.Try{Err: err, Sent: sent.get()}, nil
+	}
+	var trailer metadata.MD
+	err := send(try, &trailer)
 	return policy.Try{Err: err, Sent: sent.get(), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
 }
 

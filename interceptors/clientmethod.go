@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -32,9 +35,30 @@ type clientMethod struct {
 	guarded      *guarded // nil: the server keeps the record
 }
 
-func (c *clientConfig) policyOf(fullMethod string) clientMethod {
+// maxMethods bounds what is remembered of methods: a proxy may be sent any name.
+const maxMethods = 10_000
+
+// methods remembers the policies of the methods that were called.
+type methods struct {
+	known sync.Map // full method name to *clientMethod
+	count atomic.Int64
+}
+
+// policyOf returns what the client knows of a method.
+func (c *client) policyOf(fullMethod string) *clientMethod {
+	if m, ok := c.methods.known.Load(fullMethod); ok {
+		return m.(*clientMethod) //nolint:forcetypeassert,errcheck // nothing else is stored
+	}
+	m := c.newPolicy(fullMethod)
+	if c.methods.count.Add(1) <= maxMethods {
+		c.methods.known.Store(strings.Clone(fullMethod), m)
+	}
+	return m
+}
+
+func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 	d := findMethod(fullMethod)
-	m := clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
+	m := &clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
 	if d != nil {
 		option, level := describe(d)
 		m.operation = cmp.Or(option.GetOperation(), fullMethod)

@@ -135,9 +135,10 @@ func WithPerTryTimeout(d time.Duration) RetryOption {
 	}}
 }
 
-// WithTotalTimeout bounds a call, its retries and waits included, where its
-// context has no deadline; DefaultTotalTimeout unless set. A deadline of the
-// context is never moved.
+// WithTotalTimeout bounds a call that may be sent again, its retries and waits
+// included, where its context has no deadline; DefaultTotalTimeout unless set. A
+// deadline of the context is never moved, and a call that is sent exactly once
+// is given none.
 func WithTotalTimeout(d time.Duration) RetryOption {
 	return retryOption{fn: func(c *callConfig) error {
 		if d <= 0 {
