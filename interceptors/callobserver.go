@@ -27,7 +27,8 @@ type CallObserver struct {
 	BreakerOpen func(ctx context.Context, fullMethod string)
 	// Stream: a streaming call passed through; nothing else is told of it.
 	Stream func(ctx context.Context, fullMethod string)
-	// Ended: the call is over.
+	// Ended: the call is over. A call that was refused before its first try, for
+	// its key or options, is not told.
 	Ended func(ctx context.Context, fullMethod string, end CallEnd)
 }
 

@@ -204,6 +204,7 @@ func TestTheBreakerOpensOnlyForSignsOfAnIllServer(t *testing.T) { // F01
 			_, err := w.client.Charge(gone, order(), interceptors.WithKey("gone "+strconv.Itoa(i)))
 			require.Equal(t, codes.DeadlineExceeded, status.Code(err))
 		}
+		synctest.Wait() // handlers of the calls that were left have begun
 		w.handle = nil
 		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("well"))
 		require.NoError(t, err)
