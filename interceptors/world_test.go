@@ -48,9 +48,10 @@ type world struct {
 	cutAfter func(n int) bool
 	arrived  func(ctx context.Context, n int)
 	// down: dedupd cannot be reached. asked counts the calls to it.
-	down     atomic.Bool
+	down  atomic.Bool
+	asked atomic.Int64
+	// refusing: the service takes no connections any more.
 	refusing atomic.Bool
-	asked    atomic.Int64
 
 	client demov1.PaymentsServiceClient
 	conn   *grpc.ClientConn
