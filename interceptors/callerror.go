@@ -58,9 +58,14 @@ func RecordIDOf(err error) (string, bool) {
 	return "", false
 }
 
+// unknown reports whether an effect of the tries may have happened.
+func (c *clientCall) unknown() bool {
+	return c.effect == policy.EffectUnknown && c.policy.level != readOnly
+}
+
 // end makes the error that the caller gets.
 func (c *clientCall) end(ctx context.Context, last error) error {
-	unknown := c.effect == policy.EffectUnknown && c.policy.level != readOnly
+	unknown := c.unknown()
 	e := &CallError{
 		Attempts: c.attempts, RecordID: c.recordID,
 		status: policy.StatusOf(last), last: last, ctxErr: ctx.Err(), unknown: unknown,

@@ -2,14 +2,14 @@ package interceptors
 
 import (
 	"context"
-	"math/rand/v2"
+	"crypto/sha256"
 	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
 
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -31,17 +31,25 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, err
 	}
-	cl := &client{clientConfig: c}
-	chain := append(append([]grpc.UnaryClientInterceptor{}, c.perCall...), cl.unary)
-	chain = append(chain, c.perTry...)
+	cl := &client{clientConfig: c, conns: newConns(c)}
+	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+2)
+	if len(c.perCall) > 0 {
+		chain = append(chain, cl.pin)
+	}
+	chain = append(append(append(chain, c.perCall...), cl.unary), c.perTry...)
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
+		grpc.WithChainStreamInterceptor(cl.stream),
 		grpc.WithStatsHandler(sentWatcher{}),
 		grpc.WithDisableRetry(),
 	}, nil
 }
 
-type client struct{ *clientConfig }
+type client struct {
+	*clientConfig
+	conns   *conns
+	methods methods
+}
 
 // unary sends one call, as often as it takes and is safe.
 func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -49,34 +57,87 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	if err != nil {
 		return err
 	}
+	shared := c.conns.of(cc)
+	if shared.budget != nil {
+		defer shared.budget.Begin()()
+	}
+	call.conn, call.observe, call.dedup = shared, &c.observe, c.dedup
+	call.reply, call.opts = reply, opts
 	total, cancel := ctx, context.CancelFunc(func() {})
-	if _, ok := ctx.Deadline(); !ok {
+	if _, ok := ctx.Deadline(); !ok && call.protected() {
 		total, cancel = context.WithTimeout(ctx, call.total)
 	}
 	defer cancel()
-	err = call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
+	ok, last := call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
+		if trailer == nil {
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
 		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
 	})
+	if !ok {
+		if settled, answer := call.settle(total); settled {
+			err = answer
+		} else {
+			err = call.end(total, last)
+		}
+	}
 	call.markRun(ctx, err)
+	if call.automatic && err != nil {
+		guard.ReuseCallNumber(ctx, call.named, call.number)
+	}
+	call.report(ctx, err)
 	return err
+}
+
+// stream lets a streaming call pass; only a guarded run is told of it, and under
+// BOUNDED it ends with the lease as far as that is known now.
+func (c *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if c.observe.Stream != nil {
+		c.observe.Stream(ctx, method)
+	}
+	if guard.RecordIDFrom(ctx) != nil && c.policyOf(method).level != readOnly {
+		guard.Mark(ctx, guard.LeftApplied)
+	}
+	if end, ok := guard.LeaseEnd(ctx); ok {
+		bounded, cancel := context.WithDeadline(ctx, end)
+		context.AfterFunc(ctx, cancel) // nobody tells when a stream is over; the run's end is late enough
+		ctx = bounded
+	}
+	return streamer(ctx, desc, cc, method, opts...)
 }
 
 // clientCall is one call on its way.
 type clientCall struct {
 	callConfig
-	policy      clientMethod
-	fingerprint string
-	keyed       bool
+	client    *client
+	method    string
+	policy    *clientMethod
+	fp        *dedupv1.Fingerprint // nil: no key, or no message
+	keyed     bool
+	automatic bool              // the key is one that nobody asked for
+	named     [sha256.Size]byte // where it is: the call's method and request
+	number    uint64            // and which of the run's such calls it is
+	known     bool              // the callee is known to deduplicate
+	conn      *conn
+	reply     any
+	opts      []grpc.CallOption
+	observe   *CallObserver
+	dedup     dedupv1.DedupServiceClient // nil: nobody to ask
 
-	attempts int
-	waits    int
+	attempts int           // tries that were sent
+	held     int           // tries that the breaker held back
+	waits    int           // tries that found somebody else at work
 	effect   policy.Effect // the worst of the tries that is still open
 	recordID string
+	replayed bool
+	// acknowledged: the callee named the record of this call's key.
+	acknowledged bool
 }
 
 // begin chooses the key, once: before the first attempt.
 func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
-	call := &clientCall{callConfig: c.callConfig, policy: c.policyOf(method)}
+	call := &clientCall{client: c, callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
+	call.known = call.policy.declared
 	for _, o := range opts {
 		if mine, ok := o.(callOption); ok {
 			if err := mine.fn(&call.callConfig); err != nil {
@@ -84,18 +145,8 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 			}
 		}
 	}
-	key, keyed, err := outgoingKey(ctx)
-	if err != nil {
+	if err := call.chooseKey(ctx, req); err != nil {
 		return nil, err
-	}
-	switch {
-	case call.key != nil && keyed && *call.key != key:
-		return nil, keyInvalid("the call has two keys, one by option and one in its metadata; give one")
-	case call.key == nil && keyed:
-		call.key = &key
-	case call.key == nil && (call.fresh || call.policy.deduplicated):
-		fresh := freshKey(time.Now())
-		call.key = &fresh
 	}
 	if call.key == nil {
 		return call, nil
@@ -104,135 +155,45 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 		return nil, err
 	}
 	call.keyed = true
-	if m, ok := req.(proto.Message); ok {
-		fp, err := Fingerprint(call.policy.operation, m)
-		if err != nil {
-			return nil, inputInvalid(err)
-		}
-		call.fingerprint = wireFingerprint(fp)
-	}
-	return call, nil
+	return call, call.takeFingerprint(req)
 }
 
-// loop tries until there is an answer or no sense in going on.
-func (c *clientCall) loop(ctx context.Context, send func(context.Context, *metadata.MD) error) error {
-	for {
-		if err := ctx.Err(); err != nil {
-			return c.end(ctx, nil)
-		}
-		var trailer metadata.MD
-		answer, err := c.try(ctx, send, &trailer)
-		if err == nil {
-			return nil
-		}
-		wait, again := c.next(answer)
-		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
-			again = false
-		}
-		if !again {
-			return c.end(ctx, err)
-		}
-		if !sleep(ctx, wait) {
-			return c.end(ctx, err)
-		}
-	}
-}
-
-// try sends the call once and says what its end means.
-func (c *clientCall) try(ctx context.Context, send func(context.Context, *metadata.MD) error, trailer *metadata.MD) (policy.Answer, error) {
-	c.attempts++
-	try := c.header(ctx)
-	cancel := context.CancelFunc(func() {})
-	if c.perTry > 0 {
-		try, cancel = context.WithTimeout(try, c.perTry)
-	}
-	defer cancel()
-	if end, ok := guard.LeaseEnd(ctx); ok {
-		// The run that sends this rests on BOUNDED: nothing of it may land after
-		// its lease, as far as that is known now.
-		bounded, stop := context.WithDeadline(try, end)
-		defer stop()
-		try = bounded
-	}
-	sent := new(sentMark)
-	err := send(context.WithValue(try, sentKey{}, sent), trailer)
-	answer := c.table.Classify(policy.Try{
-		Err: err, Sent: sent.get(), CallerDone: ctx.Err() != nil, Pushback: (*trailer)["grpc-retry-pushback-ms"],
-	})
-	if replayed := (*trailer)[TrailerReplayed]; len(replayed) == 1 && err != nil {
-		// The stored answer: it is the same however often it is asked for.
-		answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
-	}
-	c.note(err, answer, *trailer)
-	return answer, err
-}
-
-// note keeps what the tries so far may have left behind.
-func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) {
-	record := trailer[TrailerRecord]
-	if len(record) == 1 {
-		c.recordID = record[0]
-	}
-	_, refused := ReasonOf(err)
-	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {
-		// The key's record was granted to this try, and its handler says that
-		// nothing was applied: so did no earlier one.
-		c.effect = policy.EffectNone
-		return
-	}
-	c.effect = max(c.effect, answer.Effect)
-}
-
-// next says whether and when to go on. Waiting for somebody else's run uses up
-// no attempt.
-func (c *clientCall) next(answer policy.Answer) (time.Duration, bool) {
-	switch answer.Retry {
-	case policy.Wait:
-		if !c.protected() {
-			return 0, false
-		}
-		c.waits++
-		return c.backoff.Wait(0, answer.Hint, rand.Int64N), true
-	case policy.Transient:
-		tries := c.attempts - c.waits
-		if !c.protected() || tries >= c.maxAttempts {
-			return 0, false
-		}
-		return c.backoff.Wait(tries-1, answer.Hint, rand.Int64N), true
-	case policy.AsTable, policy.Permanent, policy.Stop:
-	}
-	return 0, false
-}
-
-// protected reports whether sending the call again cannot do harm.
+// protected reports whether sending the call again cannot do harm. A key that
+// nobody asked for protects only where the callee is known to look at it.
 func (c *clientCall) protected() bool {
-	return c.keyed || c.safe || c.policy.level != unsafe
+	return c.keyed && (!c.automatic || c.known) || c.safe || c.policy.level != unsafe
 }
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.
 func (c *clientCall) header(ctx context.Context) context.Context {
+	if c.policy.guarded != nil {
+		return c.providerHeader(ctx)
+	}
 	if !c.keyed {
 		return ctx
 	}
 	ctx = setOutgoingKey(ctx, *c.key)
 	md, _ := metadata.FromOutgoingContext(ctx) // a copy
 	md.Set(HeaderAttempt, strconv.Itoa(c.attempts))
-	if c.fingerprint != "" {
-		md.Set(HeaderFingerprint, c.fingerprint)
+	if c.fp != nil {
+		md.Set(HeaderFingerprint, wireFingerprint(c.fp))
 	}
 	return metadata.NewOutgoingContext(ctx, md)
 }
 
 // markRun tells a guarded run that this call was made from what it may have left
-// behind. A call under a key counts too: a run that is run again might choose
-// another key.
+// behind. A key that the caller chose counts as none: a run that is run again
+// might choose another.
 func (c *clientCall) markRun(ctx context.Context, err error) {
 	switch {
 	case c.policy.level == readOnly:
-	case err == nil || c.effect == policy.EffectApplied:
-		guard.Mark(ctx, guard.LeftApplied)
-	case c.effect == policy.EffectUnknown:
+	case err != nil && c.unknown():
 		guard.Mark(ctx, guard.LeftUnknown)
+	case err != nil && c.effect != policy.EffectApplied:
+	case c.keyed && isChildKey(*c.key) && c.acknowledged:
+		guard.Mark(ctx, guard.LeftKeyed)
+	default:
+		guard.Mark(ctx, guard.LeftApplied)
 	}
 }
 

@@ -184,6 +184,20 @@ func TestWithoutADeadlineACallHasATotal(t *testing.T) { // E03
 	})
 }
 
+func TestACallThatIsSentOnceIsGivenNoDeadline(t *testing.T) { // E07
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s seen
+		w := newWorld(t, setup{})
+		w.arrived = s.arrived
+		require.NoError(t, w.conn.Invoke(t.Context(), "/grpc.testing.TestService/EmptyCall", order(), &demov1.ChargeResponse{}))
+		require.Empty(t, s.deadlines)
+		_, err := w.client.Charge(t.Context(), order())
+		require.NoError(t, err)
+		require.Len(t, s.deadlines, 1)
+	})
+}
+
 func TestACancelDuringAWaitReturnsAtOnce(t *testing.T) { // E03
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,13 +1,11 @@
 package interceptors
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/policy"
@@ -55,6 +53,7 @@ type callConfig struct {
 	total       time.Duration
 	backoff     policy.Backoff
 	table       policy.Table
+	identity    *identity
 }
 
 type clientConfig struct {
@@ -63,6 +62,13 @@ type clientConfig struct {
 	perTry       []grpc.UnaryClientInterceptor
 	safeMethods  map[string]bool
 	dedupMethods map[string]bool
+	keyFields    map[string][]string
+	guarded      map[string]*guarded
+
+	budget  *policy.BudgetSettings  // nil: off
+	breaker *policy.BreakerSettings // nil: off
+	observe CallObserver
+	dedup   dedupv1.DedupServiceClient // nil: outcomes are not looked up
 }
 
 func newClientConfig(opts []ClientOption) (*clientConfig, error) {
@@ -72,11 +78,14 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 			backoff: policy.DefaultBackoff(), table: policy.Default(),
 		},
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
+		keyFields: map[string][]string{}, guarded: map[string]*guarded{},
+		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {
 		faults = append(faults, o.applyClient(c))
 	}
+	faults = append(faults, c.checkKeyFields())
 	return c, errors.Join(faults...)
 }
 
@@ -126,9 +135,10 @@ func WithPerTryTimeout(d time.Duration) RetryOption {
 	}}
 }
 
-// WithTotalTimeout bounds a call, its retries and waits included, where its
-// context has no deadline; DefaultTotalTimeout unless set. A deadline of the
-// context is never moved.
+// WithTotalTimeout bounds a call that may be sent again, its retries and waits
+// included, where its context has no deadline; DefaultTotalTimeout unless set. A
+// deadline of the context is never moved, and a call that is sent exactly once
+// is given none.
 func WithTotalTimeout(d time.Duration) RetryOption {
 	return retryOption{fn: func(c *callConfig) error {
 		if d <= 0 {
@@ -167,6 +177,20 @@ func WithDeduplicated(fullMethods ...string) ClientOption {
 	return listed(fullMethods, func(c *clientConfig) map[string]bool { return c.dedupMethods })
 }
 
+// WithKeyFields names the request fields that the keys of a method, by its full
+// name, are derived from, in place of the key_fields of its proto option: for
+// methods whose proto file is somebody else's. The server must deduplicate the
+// method. See the option for what may be named.
+func WithKeyFields(fullMethod string, fields ...string) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		if len(fields) == 0 {
+			return fmt.Errorf("name at least one key field of %s", fullMethod)
+		}
+		c.keyFields[fullMethod] = fields
+		return methodName(fullMethod)
+	})
+}
+
 func listed(fullMethods []string, of func(*clientConfig) map[string]bool) ClientOption {
 	return clientOption(func(c *clientConfig) error {
 		var faults []error
@@ -195,41 +219,82 @@ func PerTry(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
 	})
 }
 
-// idempotency is how far a method may be sent again without a key.
-type idempotency uint8
-
-const (
-	unsafe     idempotency = iota
-	idempotent             // again, but it has effects
-	readOnly
-)
-
-// clientMethod is what the client knows of a method.
-type clientMethod struct {
-	operation    string
-	level        idempotency
-	deduplicated bool
+// WithBudget bounds how many calls of one connection may be retrying at a time;
+// unless set, the larger of 3 and 20 % of its active calls. Where it is spent a
+// call returns the error that it has.
+func WithBudget(s policy.BudgetSettings) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.budget = &s
+		_, err := policy.NewBudget(s)
+		return err
+	})
 }
 
-func (c *clientConfig) policyOf(fullMethod string) clientMethod {
-	m := clientMethod{operation: fullMethod}
-	if d := findMethod(fullMethod); d != nil {
-		option, level := describe(d)
-		m.operation = cmp.Or(option.GetOperation(), fullMethod)
-		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
-		switch level {
-		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
-			m.level = readOnly
-		case descriptorpb.MethodOptions_IDEMPOTENT:
-			m.level = idempotent
-		case descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
+// WithoutBudget lets every call retry, however many others do: for tests, and
+// for processes whose calls are bounded by something else.
+func WithoutBudget() ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.budget = nil
+		return nil
+	})
+}
+
+// WithBreaker sets when calls are held back from a server that is ill: one
+// breaker for each service of each connection, by policy's defaults unless set.
+// A try that is held back ends with UNAVAILABLE and the reason BREAKER_OPEN,
+// counts as one of the call's attempts, and waits until the breaker may let it
+// through if the call's deadline allows it. Calls of the health service pass.
+func WithBreaker(s policy.BreakerSettings) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.breaker = &s
+		_, err := policy.NewBreaker(s)
+		return err
+	})
+}
+
+// WithoutBreaker sends every try, however ill the server is.
+func WithoutBreaker() ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.breaker = nil
+		return nil
+	})
+}
+
+// WithDedupd looks up with dedupd, best over a connection of DialDedupd, how a
+// keyed call ended whose tries do not tell: a completed record's outcome is then
+// the answer, though the service itself is still down. The record is the one
+// that the service named in its trailer idempotency-record, else that of
+// WithIdentity. A look takes up to 2 s, never beyond the call's deadline.
+func WithDedupd(dedup dedupv1.DedupServiceClient) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		if dedup == nil {
+			return errors.New("the client of dedupd is nil")
 		}
-	}
-	if c.safeMethods[fullMethod] && m.level == unsafe {
-		m.level = idempotent
-	}
-	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
-	return m
+		c.dedup = dedup
+		return nil
+	})
+}
+
+// WithIdentity names the records of the calls for WithDedupd: the server's
+// namespace, and this caller's name as the server's authentication knows it,
+// which may be empty. Needed where no answer of the service tells the record.
+func WithIdentity(namespace, caller string) RetryOption {
+	return retryOption{fn: func(c *callConfig) error {
+		if namespace == "" {
+			return errors.New("name the namespace of the records")
+		}
+		c.identity = &identity{namespace: namespace, caller: caller}
+		return nil
+	}}
+}
+
+// WithCallObserver is told what happens to the calls, for counting and tracing.
+// Several are told in the order of the options.
+func WithCallObserver(o CallObserver) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		c.observe = c.observe.and(o)
+		return nil
+	})
 }
 
 // inputInvalid refuses a call before anything is sent.

@@ -28,9 +28,9 @@ func (k *keyedCall) ending(ctx context.Context, resp any, err error, a guard.Att
 			return guard.Ending{Outcome: o}, sent
 		}
 	case policy.Released:
-		return guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE, Note: noteOf(sent)}, sent
+		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}, sent
 	case policy.ReleasedKept:
-		e := guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE, Note: noteOf(sent)}
+		e := guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
 		if k.s.hold > 0 {
 			e.Kept, e.Hold = k.outcome(nil, sent, a), k.s.hold
 		}
@@ -56,10 +56,19 @@ func (m *method) endingOf(err error, left guard.Left) policy.Ending {
 		}
 		return policy.Released
 	}
-	if errors.Is(err, ErrOutcomeUnknown) || left != guard.LeftClean {
+	if errors.Is(err, ErrOutcomeUnknown) || left > guard.LeftKeyed {
 		return policy.Unknown
 	}
 	return table
+}
+
+// releasedEffect says what a released run left behind: effects under child keys
+// let the same request run again, and no other.
+func releasedEffect(err error, left guard.Left) dedupv1.Effect {
+	if left == guard.LeftKeyed && markOf(err) != markNotApplied {
+		return dedupv1.Effect_EFFECT_REPEATABLE
+	}
+	return dedupv1.Effect_EFFECT_NONE
 }
 
 // success stores the response. One that cannot be encoded cannot be sent either:

@@ -11,7 +11,9 @@ import (
 
 type sentKey struct{}
 
-// sentMark is how much of one try left the client.
+// sentMark is how much of one try left the client. It is unseen until a
+// sentWatcher meets the try: an interceptor further in may have sent it over a
+// connection of its own.
 type sentMark struct{ seen atomic.Int32 }
 
 func (m *sentMark) raise(to policy.Sent) {
@@ -23,10 +25,9 @@ func (m *sentMark) raise(to policy.Sent) {
 	}
 }
 
-// get tells what was seen; nothing seen is SentNothing, for every try of a
-// connection with a sentWatcher is watched from its first byte.
+// get tells what was seen.
 func (m *sentMark) get() policy.Sent {
-	return max(policy.SentNothing, policy.Sent(m.seen.Load())) //nolint:gosec // one of four values
+	return policy.Sent(m.seen.Load()) //nolint:gosec // one of four values
 }
 
 // sentWatcher is a stats handler that writes what it sees to the try's sentMark.
@@ -34,8 +35,14 @@ type sentWatcher struct{}
 
 var _ stats.Handler = sentWatcher{}
 
-// TagRPC leaves ctx as it is: the try has tagged it.
-func (sentWatcher) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+// TagRPC marks the try as watched: gRPC calls it before anything of a call is
+// sent. It leaves ctx as it is, for the try has tagged it.
+func (sentWatcher) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	if m, ok := ctx.Value(sentKey{}).(*sentMark); ok {
+		m.raise(policy.SentNothing)
+	}
+	return ctx
+}
 
 // HandleRPC marks outgoing headers and messages.
 func (sentWatcher) HandleRPC(ctx context.Context, s stats.RPCStats) {

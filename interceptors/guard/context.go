@@ -2,6 +2,9 @@ package guard
 
 import (
 	"context"
+	"crypto/sha256"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +19,9 @@ type Left int32
 const (
 	// LeftClean: nothing that we know of.
 	LeftClean Left = iota
+	// LeftKeyed: effects, each under a key that a second run of the same request
+	// gives its call again, and whose callee deduplicates.
+	LeftKeyed
 	// LeftApplied: an effect was applied.
 	LeftApplied
 	// LeftUnknown: an effect may have been applied.
@@ -29,6 +35,18 @@ type run struct {
 	hold           *hold
 	callerDeadline time.Time
 	left           atomic.Int32
+
+	mu    sync.Mutex
+	calls map[[sha256.Size]byte]*numbers // made so far, by method and request
+}
+
+// restart forgets what was done so far: what a reconciler calls is not the run's
+// doing.
+func (r *run) restart() {
+	r.left.Store(int32(LeftClean))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = nil
 }
 
 func runFrom(ctx context.Context) *run {
@@ -53,6 +71,61 @@ func RecordIDFrom(ctx context.Context) []byte {
 		return r.hold.recordID
 	}
 	return nil
+}
+
+// RecordID returns the id, 32 bytes, of the record that id names.
+func RecordID(id *dedupv1.Identity) []byte { return recordID(id) }
+
+// CallNumber numbers an outgoing call of the run, named by a hash of its method
+// and request, from 0: a second run of the same request then numbers its calls
+// alike, in whatever order it makes them. Of calls that failed the number is
+// given out again, see ReuseCallNumber. ok is false outside a guarded run. Safe
+// for concurrent use.
+func CallNumber(ctx context.Context, call [sha256.Size]byte) (n uint64, ok bool) {
+	r := runFrom(ctx)
+	if r == nil {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = map[[sha256.Size]byte]*numbers{}
+	}
+	if r.calls[call] == nil {
+		r.calls[call] = &numbers{}
+	}
+	return r.calls[call].take(), true
+}
+
+// ReuseCallNumber says that the call of that number failed: the next one with the
+// same method and request is taken for its repeat, not for another intent. Safe
+// for concurrent use; outside a guarded run it does nothing.
+func ReuseCallNumber(ctx context.Context, call [sha256.Size]byte, n uint64) {
+	r := runFrom(ctx)
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if had := r.calls[call]; had != nil {
+		had.failed = append(had.failed, n)
+	}
+}
+
+// numbers gives numbers to equal calls.
+type numbers struct {
+	next   uint64
+	failed []uint64
+}
+
+func (s *numbers) take() uint64 {
+	if len(s.failed) > 0 {
+		n := slices.Min(s.failed)
+		s.failed = slices.DeleteFunc(s.failed, func(v uint64) bool { return v == n })
+		return n
+	}
+	s.next++
+	return s.next - 1
 }
 
 // CallerDeadline returns the deadline that the caller set. The run's own context

@@ -144,7 +144,7 @@ func (h *hold) begin(ctx context.Context) (Result, bool, error) {
 	case err == nil && ctx.Err() == nil && time.Now().Before(h.stopBy()):
 		h.mode = dedupv1.Mode_MODE_RUN
 		if r := runFrom(ctx); r != nil {
-			r.left.Store(int32(LeftClean)) // what the reconciler called is not the run's doing
+			r.restart()
 		}
 		return Result{}, true, nil
 	case err == nil:

@@ -204,7 +204,16 @@ type MethodPolicy struct {
 	// Response trailers that a replay repeats, lower case.
 	ReplayTrailers []string `protobuf:"bytes,7,rep,name=replay_trailers,json=replayTrailers,proto3" json:"replay_trailers,omitempty"`
 	// What an unmarked error means.
-	Errors        ErrorRule `protobuf:"varint,8,opt,name=errors,proto3,enum=dedup.v1.ErrorRule" json:"errors,omitempty"`
+	Errors ErrorRule `protobuf:"varint,8,opt,name=errors,proto3,enum=dedup.v1.ErrorRule" json:"errors,omitempty"`
+	// Request fields that tell one intent from another: a client that gives a call
+	// no key of its own derives it from them, so that the same facts have the same
+	// key in every process and after every restart. Names as in the proto file,
+	// with dots into sub-messages: "order.id". Strings, bytes, integers, booleans
+	// and enums; never what changes between attempts, such as times and tokens.
+	// The key is Key(name=value, ...) in the order given here: bytes are written in
+	// lower-case hexadecimal, enums as numbers. A call in which one of them is
+	// absent or an empty text is refused.
+	KeyFields     []string `protobuf:"bytes,12,rep,name=key_fields,json=keyFields,proto3" json:"key_fields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -295,6 +304,13 @@ func (x *MethodPolicy) GetErrors() ErrorRule {
 	return ErrorRule_ERROR_RULE_UNSPECIFIED
 }
 
+func (x *MethodPolicy) GetKeyFields() []string {
+	if x != nil {
+		return x.KeyFields
+	}
+	return nil
+}
+
 var file_dedup_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 	{
 		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
@@ -334,7 +350,7 @@ var File_dedup_v1_options_proto protoreflect.FileDescriptor
 
 const file_dedup_v1_options_proto_rawDesc = "" +
 	"\n" +
-	"\x16dedup/v1/options.proto\x12\bdedup.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd9\x02\n" +
+	"\x16dedup/v1/options.proto\x12\bdedup.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xf8\x02\n" +
 	"\fMethodPolicy\x12%\n" +
 	"\x04keys\x18\x01 \x01(\x0e2\x11.dedup.v1.KeyRuleR\x04keys\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\tR\toperation\x12\x1d\n" +
@@ -344,7 +360,9 @@ const file_dedup_v1_options_proto_rawDesc = "" +
 	"\tretention\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tretention\x12%\n" +
 	"\x0ereplay_headers\x18\x06 \x03(\tR\rreplayHeaders\x12'\n" +
 	"\x0freplay_trailers\x18\a \x03(\tR\x0ereplayTrailers\x12+\n" +
-	"\x06errors\x18\b \x01(\x0e2\x13.dedup.v1.ErrorRuleR\x06errors*c\n" +
+	"\x06errors\x18\b \x01(\x0e2\x13.dedup.v1.ErrorRuleR\x06errors\x12\x1d\n" +
+	"\n" +
+	"key_fields\x18\f \x03(\tR\tkeyFields*c\n" +
 	"\aKeyRule\x12\x18\n" +
 	"\x14KEY_RULE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_RULE_OPTIONAL\x10\x01\x12\x15\n" +

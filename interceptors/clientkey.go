@@ -1,0 +1,108 @@
+package interceptors
+
+import (
+	"context"
+	"crypto/sha256"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dedupd/dedupd/interceptors/guard"
+)
+
+type pinKey struct{}
+
+// pin keeps the fresh key of one call for all that the interceptors around the
+// call make of it: a retry among them must not look like another intent.
+type pin struct {
+	client *client
+	method string
+
+	mu  sync.Mutex
+	key string
+}
+
+// pin is the outermost interceptor where there are others around the call.
+func (c *client) pin(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	ctx = context.WithValue(ctx, pinKey{}, &pin{client: c, method: method})
+	return invoker(ctx, method, req, reply, cc, opts...)
+}
+
+// freshKey returns a new key, or the one that this very call has already.
+func (c *client) freshKey(ctx context.Context, method string) string {
+	p, _ := ctx.Value(pinKey{}).(*pin)
+	if p == nil || p.client != c || p.method != method {
+		return freshKey(time.Now())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.key == "" {
+		p.key = freshKey(time.Now())
+	}
+	return p.key
+}
+
+// takeFingerprint computes the request's fingerprint, once.
+func (c *clientCall) takeFingerprint(req any) error {
+	m, ok := req.(proto.Message)
+	if !ok || c.fp != nil {
+		return nil
+	}
+	fp, err := Fingerprint(c.policy.operation, m)
+	if err != nil {
+		return inputInvalid(err)
+	}
+	// To whom the client's digest is all there is, it is both.
+	fp.ClientDigest = fp.GetDigest()
+	c.fp = fp
+	return nil
+}
+
+// chooseKey gives the call its key: the caller's own, else one derived from the
+// request, else inside a keyed handler the call's child key, else a fresh one
+// where the server deduplicates or the call asks for it. It leaves it nil where
+// the call goes without.
+func (c *clientCall) chooseKey(ctx context.Context, req any) error {
+	key, keyed, err := outgoingKey(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case c.key != nil && keyed && *c.key != key:
+		return keyInvalid("the call has two keys, one by option and one in its metadata; give one")
+	case c.key != nil:
+		return nil
+	case !keyed && len(c.policy.keyFields) > 0:
+		if key, err = deriveKey(c.policy.keyFields, req); err != nil {
+			return err
+		}
+	case !keyed && c.takesChildKey(ctx, req):
+		if err := c.takeFingerprint(req); err != nil {
+			return err
+		}
+		key, c.automatic = c.childKey(ctx)
+	case !keyed && (c.fresh || c.policy.deduplicated):
+		key = c.client.freshKey(ctx, c.method)
+	case !keyed:
+		return nil
+	}
+	c.key = &key
+	return nil
+}
+
+// childKey returns the key of a call that a keyed handler makes.
+func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) {
+	digest := c.fp.GetDigest()
+	c.named = sha256.Sum256(lengthPrefixed(c.method, string(digest)))
+	c.number, _ = guard.CallNumber(ctx, c.named)
+	return childKey(guard.RecordIDFrom(ctx), c.method, digest, c.number), true
+}
+
+// takesChildKey reports whether the call is one that a keyed handler makes and
+// that may have an effect.
+func (c *clientCall) takesChildKey(ctx context.Context, req any) bool {
+	_, ok := req.(proto.Message)
+	return ok && guard.RecordIDFrom(ctx) != nil && c.policy.level != readOnly && !c.policy.keyless
+}

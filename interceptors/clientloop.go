@@ -1,0 +1,161 @@
+package interceptors
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+// sendFunc sends one try and collects its trailer, unless that is nil.
+type sendFunc func(ctx context.Context, trailer *metadata.MD) error
+
+// loop tries until there is an answer or no sense in going on. Where it is not
+// ok, last is the last server's error, nil before the first answer.
+func (c *clientCall) loop(ctx context.Context, send sendFunc) (ok bool, last error) {
+	release := func() {}
+	defer func() { release() }() // also if the try panics
+	for {
+		if ctx.Err() != nil {
+			return false, last
+		}
+		answer, err := c.try(ctx, send)
+		release()
+		if err == nil {
+			return true, nil
+		}
+		last = err
+		wait, again := c.next(answer)
+		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
+			again = false
+		}
+		if again && answer.Retry == policy.Transient {
+			// Asked for before the wait: calls that fail together would else come
+			// out of their waits together.
+			release, again = c.permit(ctx)
+		}
+		if !again {
+			return false, last
+		}
+		c.observe.retry(ctx, c.method, answer, err)
+		if !sleep(ctx, wait) {
+			return false, last
+		}
+	}
+}
+
+// permit asks the connection's budget for a retry.
+func (c *clientCall) permit(ctx context.Context) (release func(), ok bool) {
+	if c.conn.budget == nil {
+		return func() {}, true
+	}
+	release, ok = c.conn.budget.TryRetry()
+	if !ok {
+		c.observe.budgetSpent(ctx, c.method)
+	}
+	return release, ok
+}
+
+// try sends the call once, unless its breaker holds it back, and says what its
+// end means.
+func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, error) {
+	done := func(policy.Verdict) {}
+	if c.conn.breaker != nil {
+		allowed, err := c.conn.breaker.Allow(c.method)
+		if err != nil {
+			c.held++
+			c.observe.held(ctx, c.method)
+			answer := c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
+			c.note(err, answer, nil)
+			return answer, err
+		}
+		done = allowed
+	}
+	defer done(policy.Neutral) // a panic says nothing about the server
+	c.attempts++
+	c.observe.attempt(ctx, c.method, c.attempts)
+	if c.policy.guarded != nil {
+		return c.guardedTry(ctx, send, done)
+	}
+	ended, trailer := c.sendOnce(ctx, send)
+	ended.CallerDone = ctx.Err() != nil
+	done(policy.VerdictOf(ended))
+	answer := c.table.Classify(ended)
+	if values := trailer[TrailerReplayed]; len(values) == 1 {
+		c.replayed = true
+		if ended.Err != nil {
+			// The stored answer: it is the same however often it is asked for.
+			answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
+		}
+	}
+	c.note(ended.Err, answer, trailer)
+	return answer, ended.Err
+}
+
+// sendOnce sends a try with its headers, within its own deadlines.
+func (c *clientCall) sendOnce(ctx context.Context, send sendFunc) (policy.Try, metadata.MD) {
+	try := c.header(ctx)
+	if c.perTry > 0 {
+		cut, cancel := context.WithTimeout(try, c.perTry)
+		defer cancel()
+		try = cut
+	}
+	if end, ok := guard.LeaseEnd(ctx); ok {
+		// The run that sends this rests on BOUNDED: nothing of it may land after
+		// its lease, as far as that is known now.
+		bounded, stop := context.WithDeadline(try, end)
+		defer stop()
+		try = bounded
+	}
+	sent := new(sentMark)
+	try = context.WithValue(try, sentKey{}, sent)
+	if !c.keyed && !c.protected() { // sent once, whatever its trailer says
+		err := send(try, nil)
+		return policy.Try{Err: err, Sent: sent.get()}, nil
+	}
+	var trailer metadata.MD
+	err := send(try, &trailer)
+	return policy.Try{Err: err, Sent: sent.get(), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
+}
+
+// note keeps what the tries so far may have left behind.
+func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) {
+	record := trailer[TrailerRecord]
+	if len(record) == 1 {
+		c.recordID = record[0]
+		c.acknowledged, c.known = c.keyed, true
+	}
+	_, refused := ReasonOf(err)
+	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {
+		// The key's record was granted to this try, and its handler says that
+		// nothing was applied: so did no earlier one.
+		c.effect = policy.EffectNone
+		return
+	}
+	c.effect = max(c.effect, answer.Effect)
+}
+
+// next says whether and when to go on. Waiting for somebody else's run uses up
+// no attempt; being held back by the breaker does.
+func (c *clientCall) next(answer policy.Answer) (time.Duration, bool) {
+	switch answer.Retry {
+	case policy.Wait:
+		if !c.protected() {
+			return 0, false
+		}
+		c.waits++
+		return c.backoff.Wait(0, answer.Hint, rand.Int64N), true
+	case policy.Transient:
+		tries := c.attempts + c.held - c.waits
+		if !c.protected() || tries >= c.maxAttempts {
+			return 0, false
+		}
+		return c.backoff.Wait(tries-1, answer.Hint, rand.Int64N), true
+	case policy.AsTable, policy.Permanent, policy.Stop:
+	}
+	return 0, false
+}

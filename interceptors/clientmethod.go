@@ -1,0 +1,118 @@
+package interceptors
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+)
+
+// idempotency is how far a method may be sent again without a key.
+type idempotency uint8
+
+const (
+	unsafe     idempotency = iota
+	idempotent             // again, but it has effects
+	readOnly
+)
+
+// clientMethod is what the client knows of a method.
+type clientMethod struct {
+	operation    string
+	level        idempotency
+	deduplicated bool     // calls without a key get a fresh one
+	declared     bool     // its server is said to look at keys
+	keyless      bool     // its server is said not to
+	keyFields    []string // a key is derived from them
+	guarded      *guarded // nil: the server keeps the record
+}
+
+// maxMethods bounds what is remembered of methods: a proxy may be sent any name.
+const maxMethods = 10_000
+
+// methods remembers the policies of the methods that were called.
+type methods struct {
+	known sync.Map // full method name to *clientMethod
+	count atomic.Int64
+}
+
+// policyOf returns what the client knows of a method.
+func (c *client) policyOf(fullMethod string) *clientMethod {
+	if m, ok := c.methods.known.Load(fullMethod); ok {
+		return m.(*clientMethod) //nolint:forcetypeassert,errcheck // nothing else is stored
+	}
+	m := c.newPolicy(fullMethod)
+	if c.methods.count.Add(1) <= maxMethods {
+		c.methods.known.Store(strings.Clone(fullMethod), m)
+	}
+	return m
+}
+
+func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
+	d := findMethod(fullMethod)
+	m := &clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
+	if d != nil {
+		option, level := describe(d)
+		m.operation = cmp.Or(option.GetOperation(), fullMethod)
+		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
+		m.declared = m.deduplicated || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OPTIONAL
+		m.keyless = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OFF || infrastructure(fullMethod)
+		switch level {
+		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
+			m.level = readOnly
+		case descriptorpb.MethodOptions_IDEMPOTENT:
+			m.level = idempotent
+		case descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN:
+		}
+	}
+	if c.safeMethods[fullMethod] && m.level == unsafe {
+		m.level = idempotent
+	}
+	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
+	if g := c.guarded[fullMethod]; g != nil {
+		// Whatever its server says of keys, they are ours to look at.
+		m.guarded, m.deduplicated, m.keyless = g, true, false
+		m.operation = cmp.Or(g.Operation, fullMethod)
+	}
+	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0
+	return m
+}
+
+// checkKeyFields looks at every method of the linked proto files, so that a
+// mistyped field stops the start and not the first call.
+func (c *clientConfig) checkKeyFields() error {
+	var faults []error
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			methods := f.Services().Get(i).Methods()
+			for j := range methods.Len() {
+				d := methods.Get(j)
+				name := fullName(d)
+				fields := c.keyFieldsOf(name, d)
+				if err := checkKeyFields(d.Input(), fields); err != nil {
+					faults = append(faults, fmt.Errorf("method %s: %w", name, err))
+				}
+			}
+		}
+		return true
+	})
+	return errors.Join(faults...)
+}
+
+// keyFieldsOf returns the fields that a method's keys are derived from; none
+// where they are not.
+func (c *clientConfig) keyFieldsOf(fullMethod string, d protoreflect.MethodDescriptor) []string {
+	if fields, ok := c.keyFields[fullMethod]; ok || d == nil {
+		return fields
+	}
+	option, _ := describe(d)
+	return option.GetKeyFields()
+}

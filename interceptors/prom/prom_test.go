@@ -1,0 +1,114 @@
+package prom_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/prom"
+)
+
+const method = "/shop.v1.Orders/Place"
+
+func TestEveryEventOfAClientIsCounted(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	var observers [2]interceptors.CallObserver
+	for i := range observers { // two connections count into the same metrics
+		var err error
+		observers[i], err = prom.Client(reg)
+		require.NoError(t, err)
+	}
+	for _, o := range observers {
+		ctx := context.Background()
+		o.Attempt(ctx, method, 1)
+		o.Retry(ctx, method, codes.Unavailable)
+		o.Wait(ctx, method)
+		o.BudgetSpent(ctx, method)
+		o.BreakerOpen(ctx, method)
+		o.Stream(ctx, method)
+		o.Ended(ctx, method, interceptors.CallEnd{Code: codes.OK, Replayed: true, RecordID: strings.Repeat("ab", 32)})
+		o.Ended(ctx, method, interceptors.CallEnd{Code: codes.Unavailable, Unknown: true})
+	}
+	var want strings.Builder
+	for _, c := range [][3]string{
+		{"attempts", "Tries that were sent.", ""},
+		{"breaker_refusals", "Tries that the circuit breaker held back.", ""},
+		{"budget_refusals", "Retries that the retry budget refused.", ""},
+		{"replays", "Calls that got the answer of an earlier run.", ""},
+		{"retries", "Tries after which the call was tried again, by status code.", `code="Unavailable",`},
+		{"streams", "Streaming calls that passed through.", ""},
+		{"unknown_outcomes", "Calls after which nobody knows whether the effect happened.", ""},
+		{"waits", "Tries that found somebody else at work on the key.", ""},
+	} {
+		fmt.Fprintf(&want, "# HELP dedup_client_%s_total %s\n# TYPE dedup_client_%s_total counter\ndedup_client_%s_total{%smethod=%q} 2\n", c[0], c[1], c[0], c[0], c[2], method)
+	}
+	fmt.Fprintf(&want, "# HELP dedup_client_calls_total Unary calls that ended, by status code.\n# TYPE dedup_client_calls_total counter\n"+
+		"dedup_client_calls_total{code=\"OK\",method=%q} 2\ndedup_client_calls_total{code=\"Unavailable\",method=%q} 2\n", method, method)
+	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(want.String())))
+	problems, err := testutil.GatherAndLint(reg)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestEveryEventOfAServerIsCounted(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	o, err := prom.Server(reg)
+	require.NoError(t, err)
+	for _, f := range []func(string){o.Granted, o.Replayed, o.LeaseLost, o.Unacknowledged, o.Undelivered, o.Superseded, o.Keyless} {
+		f(method)
+	}
+	o.Refused(method, dedupv1.Reason_REASON_KEY_REUSED)
+	o.Refused(method, dedupv1.Reason(99))
+	o.Stream(method, true)
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	var got []string
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			require.InDelta(t, 1, m.GetCounter().GetValue(), 0)
+			labels := ""
+			for _, l := range m.GetLabel() {
+				labels += " " + l.GetValue()
+			}
+			got = append(got, strings.TrimSuffix(strings.TrimPrefix(f.GetName(), "dedup_server_"), "_total")+labels)
+		}
+	}
+	require.ElementsMatch(t, []string{
+		"runs " + method, "replays " + method, "leases_lost " + method, "unacknowledged " + method, "undelivered " + method,
+		"superseded " + method, "keyless " + method, "refusals " + method + " KEY_REUSED", "refusals " + method + " 99", "streams true " + method,
+	}, got)
+	problems, err := testutil.GatherAndLint(reg)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestLabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	o, err := prom.Client(reg)
+	require.NoError(t, err)
+	for i := range 1500 {
+		o.Wait(context.Background(), fmt.Sprintf("/shop.v1.Orders/M%d", i))
+	}
+	n, err := testutil.GatherAndCount(reg, "dedup_client_waits_total")
+	require.NoError(t, err)
+	require.Equal(t, 1001, n)
+}
+
+func TestAnotherMetricOfTheSameNameIsAnError(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "dedup_client_waits_total", Help: "Mine."}))
+	_, err := prom.Client(reg)
+	require.Error(t, err)
+}
