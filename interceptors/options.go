@@ -55,6 +55,8 @@ type serverConfig struct {
 	log      *slog.Logger
 	observe  Observer
 	lifetime context.Context //nolint:containedctx // the server's lifetime, not a call's
+	closed   func()
+	journal  string
 }
 
 func newServerConfig(opts []ServerOption) (*serverConfig, error) {
@@ -75,6 +77,9 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 		faults = append(faults, errors.New("say whose keys they are: WithCaller, or SharedCaller if there is only one caller"))
 	case c.callers > 1:
 		faults = append(faults, errors.New("the caller is configured twice, keep one of WithCaller and SharedCaller"))
+	}
+	if c.lifetime == nil && (c.closed != nil || c.journal != "") {
+		faults = append(faults, errors.New("say when the server stops, for its journal and OnClosed: WithLifetime"))
 	}
 	c.log = cmp.Or(c.log, slog.New(slog.DiscardHandler))
 	return c, errors.Join(faults...)
@@ -232,13 +237,39 @@ func WithObserver(o Observer) ServerOption {
 	})
 }
 
-// WithLifetime ties handlers' contexts and background deliveries to the server's
-// life: cancel ctx when the server stops, after a graceful stop has waited for
-// its handlers. Unless set they end by themselves: handlers by the maximum run
-// time, deliveries after 10 minutes at most.
+// WithLifetime ties handlers' contexts and background work to the server's life:
+// cancel ctx when the server stops, after a graceful stop has waited for its
+// handlers. Then what dedupd has not acknowledged is delivered for up to 5 s
+// more; OnClosed tells when that is over. Unless set they end by themselves:
+// handlers by the maximum run time, deliveries after 24 hours at most.
 func WithLifetime(ctx context.Context) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		c.lifetime = ctx
+		return nil
+	})
+}
+
+// OnClosed sets what is called once, after the end of WithLifetime's context,
+// when nothing is going on in the background any more: wait for it before the
+// process exits.
+func OnClosed(f func()) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		c.closed = f
+		return nil
+	})
+}
+
+// WithJournal names a directory, of this process alone, in which outcomes that
+// dedupd did not acknowledge outlive a restart of the service: they are on disk
+// before the caller is answered, and are delivered from there once dedupd is
+// back. It holds keys and responses, readable by the process's user only, up to
+// 128 MiB. Unless set they are kept in memory only.
+func WithJournal(dir string) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		if dir == "" {
+			return errors.New("the journal's directory has no name")
+		}
+		c.journal = dir
 		return nil
 	})
 }

@@ -37,13 +37,18 @@ func ServerOptions(dedup dedupv1.DedupServiceClient, opts ...ServerOption) ([]gr
 		return nil, err
 	}
 	engine, err := guard.New(guard.Config{
-		Dedup: dedup, Namespace: c.namespace, Logger: c.log, Observer: c.observe.Observer,
+		Dedup: dedup, Namespace: c.namespace, Logger: c.log, Observer: c.observe.Observer, Journal: c.journal,
 	})
 	if err != nil {
 		return nil, err
 	}
 	if c.lifetime != nil {
-		context.AfterFunc(c.lifetime, engine.Close)
+		context.AfterFunc(c.lifetime, func() {
+			engine.Close()
+			if c.closed != nil {
+				c.closed()
+			}
+		})
 	}
 	s := &server{serverConfig: c, engine: engine, known: methods}
 	chain := append(append([]grpc.UnaryServerInterceptor{}, c.before...), s.unary)

@@ -51,6 +51,9 @@ type world struct {
 	down  atomic.Bool
 	asked atomic.Int64
 
+	// stop ends the service's lifetime and waits for what it does in the background.
+	stop func()
+
 	client demov1.PaymentsServiceClient
 	conn   *grpc.ClientConn
 	dedupd *server.Server
@@ -77,9 +80,15 @@ func newWorld(t *testing.T, s setup) *world {
 	w.dedupd, err = server.New(server.Config{Store: store, MaxOutcome: s.maxOutcome})
 	require.NoError(t, err)
 
-	life, stop := context.WithCancel(context.Background())
+	life, end := context.WithCancel(context.Background())
+	closed := make(chan struct{})
+	w.stop = func() {
+		end()
+		<-closed
+	}
 	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(w), append([]interceptors.ServerOption{
 		interceptors.WithNamespace("test"), interceptors.WithLifetime(life),
+		interceptors.OnClosed(func() { close(closed) }),
 		interceptors.WithCaller(callerOf), interceptors.Before(w.network),
 	}, s.server...)...)
 	require.NoError(t, err)
@@ -94,7 +103,7 @@ func newWorld(t *testing.T, s setup) *world {
 	t.Cleanup(func() {
 		require.NoError(t, w.conn.Close())
 		g.Stop()
-		stop()
+		w.stop()
 		require.NoError(t, <-served)
 		require.NoError(t, store.Close())
 	})

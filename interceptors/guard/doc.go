@@ -20,7 +20,10 @@
 //     answer is given once dedupd has acknowledged it; if another holder was
 //     quicker the stored answer is given instead, and where nobody can know, a
 //     *RefusalError that is ErrOutcomeUnknown.
+//  6. What dedupd did not acknowledge goes on in the background (completer), and
+//     into a journal on disk if there is one; repeats that meet this process are
+//     answered from there where dedupd alone would have to say unknown.
 //
-// What it does not do: it never guesses an outcome, never runs work without a
-// durable grant, and keeps nothing over a restart.
+// What it does not do: it never guesses an outcome and never runs work without a
+// durable grant.
 package guard

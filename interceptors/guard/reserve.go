@@ -24,6 +24,7 @@ var errUnreadable = errors.New("dedupd's answer cannot be read; it may be of a n
 // reserve asks for the key until it is granted with enough lease to run, or
 // answered otherwise. Exactly one of the three results is set.
 func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error) {
+	w.e.completer.flush(caller, w.recordID)
 	waitUntil := time.Now().Add(w.wait(caller))
 	ctx, cancel := context.WithDeadline(caller, waitUntil.Add(reserveTime))
 	defer cancel()
@@ -33,7 +34,7 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 			return nil, nil, callerGone(caller)
 		}
 		if err != nil || stored != nil {
-			return nil, stored, err
+			return w.ownOutcome(stored, err)
 		}
 		if h == nil {
 			continue // the attempt id was spent on the way: a late copy of ours
@@ -48,6 +49,20 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 	w.e.log.LogAttrs(caller, slog.LevelWarn, "every grant came with too little lease left to run; ask for a longer lease or look at dedupd's latency",
 		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)))
 	return nil, nil, w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, nil)
+}
+
+// ownOutcome looks into the process's own completer before a call is refused
+// because nobody knows the outcome: if it is ours, and the first caller has it,
+// repeats get it too.
+func (w *work) ownOutcome(stored *dedupv1.Completed, err error) (*hold, *dedupv1.Completed, error) {
+	var refusal *RefusalError
+	if !errors.As(err, &refusal) || refusal.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN || !w.call.ownAnswerStands() {
+		return nil, stored, err
+	}
+	if o := w.e.completer.outcomeOf(w.recordID, w.call.Fingerprints); o != nil {
+		return nil, &dedupv1.Completed{Outcome: o}, nil
+	}
+	return nil, nil, err
 }
 
 // wait is how long this call may wait for somebody else's run: it is answered
@@ -142,10 +157,5 @@ func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 		Identity: w.identity, AttemptId: attemptID, Effect: dedupv1.Effect_EFFECT_NONE,
 		Note: "the grant was never read",
 	}
-	w.e.later(ctx, w.call.Operation, func(ctx context.Context) bool {
-		try, cancel := trying(ctx, tryTime)
-		defer cancel()
-		_, err := w.e.dedup.Release(try, req)
-		return err == nil || answered(err)
-	})
+	w.e.completer.add(ctx, &letter{recordID: string(w.recordID), operation: w.call.Operation, release: req})
 }
