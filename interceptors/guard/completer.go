@@ -140,11 +140,9 @@ func (q *completer) place(ctx context.Context, l *letter) bool {
 	if ok {
 		q.tally(l, 1)
 	}
-	taken, size := q.taken, q.bytes
 	q.mu.Unlock()
 	switch {
 	case ok:
-		q.pending(taken, size)
 	case full:
 		count(q.observe.CompleterFull, l.operation)
 		fallthrough
@@ -160,11 +158,8 @@ func (q *completer) tally(l *letter, n int) {
 	if l.unread() {
 		q.unread += n
 	}
-}
-
-func (q *completer) pending(n int, size int64) {
-	if q.observe.Pending != nil {
-		q.observe.Pending(n, size)
+	if q.observe.Pending != nil { // under the lock: the last one told is the last one true
+		q.observe.Pending(q.taken, q.bytes)
 	}
 }
 

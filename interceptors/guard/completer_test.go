@@ -145,6 +145,8 @@ func TestTheCompleterIsBoundedAndSaysWhenItIsFull(t *testing.T) {
 
 		way.on("Complete", nil)
 		pass(time.Minute)
+		g.mu.Lock()
+		defer g.mu.Unlock()
 		require.Zero(t, g.messages)
 		require.Zero(t, g.size)
 		require.Equal(t, 7, g.givenUp)
@@ -209,6 +211,8 @@ func TestClosingTheEngineDeliversWhatItCan(t *testing.T) {
 				}
 				at := time.Now()
 				engine.Close()
+				g.mu.Lock()
+				defer g.mu.Unlock()
 				if back {
 					require.Zero(t, time.Since(at))
 					require.Equal(t, dedupv1.State_STATE_COMPLETED, w.state(t, call()))

@@ -118,12 +118,10 @@ func (q *completer) remove(l *letter) bool {
 	if q.latest[l.recordID] == l {
 		delete(q.latest, l.recordID)
 	}
-	taken, size := q.taken, q.bytes
 	q.mu.Unlock()
 	if l.id != 0 {
 		q.journal.done(l.id)
 	}
-	q.pending(taken, size)
 	return true
 }
 
