@@ -12,7 +12,8 @@
 //     says why the work may not run.
 //  3. Granted in mode RECONCILE: an earlier run ended in the dark. The Reconciler
 //     finds out what it did; only when it can no longer have happened BeginRun
-//     makes the grant a running one.
+//     makes the grant a running one. What it cannot tell is asked again in the
+//     background (prober).
 //  4. Run: on a context with the caller's values, but neither its cancel nor its
 //     deadline. The lease is extended every third of it; the context ends with
 //     ErrLeaseLost before a lease that cannot be extended lapses.

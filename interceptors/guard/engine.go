@@ -74,6 +74,11 @@ type Observer struct {
 	Undelivered func(operation string)
 	// Superseded: a Complete came too late, another holder had the record.
 	Superseded func(operation string)
+	// Reconciled: the background reconciler settled an unknown outcome.
+	Reconciled func(operation string)
+	// Unreconciled: it asked for the last time, the outcome is still unknown.
+	// Alert on it: an operator must resolve the record.
+	Unreconciled func(operation string)
 	// Pending tells how many messages wait in the background for dedupd, and their
 	// size, whenever that changes.
 	Pending func(messages int, size int64)
@@ -104,6 +109,7 @@ type Engine struct {
 	observe   Observer
 	often     policy.Backoff // between tries that somebody waits for
 	completer *completer
+	prober    *prober
 	closeTime time.Duration
 
 	// life ends with Close; runs stop by it.
@@ -135,6 +141,9 @@ func New(c Config) (*Engine, error) {
 		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime,
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
+	if e.prober, err = newProber(e); err != nil {
+		return nil, err
+	}
 	if c.Journal != "" {
 		if err := e.completer.reopen(e.life, c.Journal); err != nil {
 			return nil, err
@@ -151,6 +160,7 @@ func New(c Config) (*Engine, error) {
 func (e *Engine) Close() {
 	e.closing.Do(func() {
 		e.end(ErrClosed)
+		e.prober.close()
 		e.completer.close(e.life, e.closeTime)
 	})
 }
@@ -161,6 +171,7 @@ type work struct {
 	call     Call
 	identity *dedupv1.Identity
 	recordID []byte
+	probing  bool // by the background reconciler
 }
 
 // Do runs the work, or answers from the record. The Result says whether the
