@@ -165,12 +165,9 @@ func (w *work) unasked(err error) finding {
 	if !errors.As(err, &refusal) {
 		return finding{}
 	}
-	switch refusal.Reason {
-	case dedupv1.Reason_REASON_IN_PROGRESS, dedupv1.Reason_REASON_STORE_UNAVAILABLE:
-		return finding{retry: refusal.RetryAfter}
-	default: //nolint:exhaustive // every other refusal says that the record is no longer ours to settle
-		return finding{settled: true}
-	}
+	// Every other refusal says that the record is no longer ours to settle.
+	theirs := refusal.Reason != dedupv1.Reason_REASON_IN_PROGRESS && refusal.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE
+	return finding{settled: theirs, retry: refusal.RetryAfter}
 }
 
 // close waits for the probes to end; the engine's life is over.
