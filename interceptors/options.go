@@ -42,6 +42,7 @@ type registered struct {
 
 type serverConfig struct {
 	namespace   string
+	shadow      string
 	caller      CallerFunc // nil: there is one caller, without a name
 	callers     int        // options that said whose keys they are
 	overrides   map[string]Method
@@ -78,6 +79,7 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 	case c.callers > 1:
 		faults = append(faults, errors.New("the caller is configured twice, keep one of WithCaller and SharedCaller"))
 	}
+	c.shadow = cmp.Or(c.shadow, c.namespace+".shadow")
 	if c.lifetime == nil && (c.closed != nil || c.journal != "") {
 		faults = append(faults, errors.New("say when the server stops, for its journal and OnClosed: WithLifetime"))
 	}
@@ -91,6 +93,16 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 func WithNamespace(namespace string) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		c.namespace = namespace
+		return nil
+	})
+}
+
+// WithShadowNamespace names the namespace of what methods in the mode OBSERVE
+// keep; the namespace followed by ".shadow" unless set. It takes the same
+// characters, and must not be a namespace that protects anything.
+func WithShadowNamespace(namespace string) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		c.shadow = namespace
 		return nil
 	})
 }
@@ -281,6 +293,13 @@ type Observer struct {
 	// Keyless: a call of a method that takes keys carried none and ran
 	// unprotected.
 	Keyless func(fullMethod string)
+	// Unprotected: dedupd could not be reached, and a method that fails open ran
+	// without protection. Alert on it.
+	Unprotected func(fullMethod string)
+	// Observed: a call of a method in the mode OBSERVE, what it would have been,
+	// and the reason it would have been refused for (unspecified: its caller was
+	// not known). Calls without a key are told to Keyless.
+	Observed func(fullMethod string, would Sight, reason dedupv1.Reason)
 	// Stream: a streaming call passed through; keyed tells that it carried a key,
 	// which was ignored.
 	Stream func(fullMethod string, keyed bool)

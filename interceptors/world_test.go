@@ -47,8 +47,10 @@ type world struct {
 	// call goes out; arrived is told of every call.
 	cutAfter func(n int) bool
 	arrived  func(ctx context.Context, n int)
-	// down: dedupd cannot be reached. asked counts the calls to it.
+	// down: dedupd cannot be reached. hang: it does not answer. asked counts the
+	// calls to it.
 	down  atomic.Bool
+	hang  atomic.Bool
 	asked atomic.Int64
 
 	// stop ends the service's lifetime and waits for what it does in the background.
@@ -161,6 +163,10 @@ func (w *world) Invoke(ctx context.Context, method string, args, reply any, opts
 	w.asked.Add(1)
 	if w.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
+	}
+	if w.hang.Load() {
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
 	}
 	return w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
 }

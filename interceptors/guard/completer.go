@@ -252,6 +252,13 @@ func (q *completer) flush(ctx context.Context, recordID []byte) {
 	}
 }
 
+// knows reports whether how a run of the record ended waits to be delivered.
+func (q *completer) knows(recordID []byte) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.latest[string(recordID)] != nil
+}
+
 // outcomeOf returns the outcome of a record that waits to be delivered, if it
 // was the first caller's answer to the same request.
 func (q *completer) outcomeOf(recordID []byte, fingerprints []*dedupv1.Fingerprint) *dedupv1.Outcome {

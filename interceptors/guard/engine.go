@@ -30,6 +30,8 @@ type Config struct {
 	// and responses, readable by its owner only, up to 128 MiB. Empty: they are
 	// kept in memory only.
 	Journal string
+	// Shadow is the namespace of Observe; empty means Namespace + ".shadow".
+	Shadow string
 	// CloseTime is for how long Close goes on delivering; zero means
 	// DefaultCloseTime.
 	CloseTime time.Duration
@@ -40,6 +42,7 @@ const DefaultCloseTime = 5 * time.Second
 
 func (c *Config) withDefaults() {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Shadow = cmp.Or(c.Shadow, c.Namespace+".shadow")
 	c.CloseTime = cmp.Or(c.CloseTime, DefaultCloseTime)
 }
 
@@ -110,6 +113,7 @@ type Engine struct {
 	often     policy.Backoff // between tries that somebody waits for
 	completer *completer
 	prober    *prober
+	watch     *watcher
 	closeTime time.Duration
 
 	// life ends with Close; runs stop by it.
@@ -117,6 +121,9 @@ type Engine struct {
 	end  context.CancelCauseFunc
 
 	closing sync.Once
+
+	mu      sync.Mutex
+	running map[string]struct{} // records that this process runs right now
 }
 
 // New returns an engine, or an error that says what is missing. What an earlier
@@ -139,6 +146,7 @@ func New(c Config) (*Engine, error) {
 	e := &Engine{
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
 		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime,
+		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	if e.prober, err = newProber(e); err != nil {
@@ -161,6 +169,7 @@ func (e *Engine) Close() {
 	e.closing.Do(func() {
 		e.end(ErrClosed)
 		e.prober.close()
+		e.watch.close()
 		e.completer.close(e.life, e.closeTime)
 	})
 }
@@ -223,9 +232,33 @@ func (w *work) do(ctx context.Context, run Run) (Result, error) {
 	return h.run(runCtx, run)
 }
 
+// runs notes that this process runs a record's work, until the function that it
+// returns is called.
+func (e *Engine) runs(recordID []byte) (ended func()) {
+	id := string(recordID)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.running[id] = struct{}{}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.running, id)
+	}
+}
+
+// knows reports whether this process runs the record's work, or has something to
+// tell dedupd of it.
+func (e *Engine) knows(recordID []byte) bool {
+	e.mu.Lock()
+	_, running := e.running[string(recordID)]
+	e.mu.Unlock()
+	return running || e.completer.knows(recordID)
+}
+
 // run runs the work under the lease and delivers how it ended.
 func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 	count(h.e.observe.Granted, h.call.Operation)
+	defer h.e.runs(h.recordID)()
 	ended := false
 	defer func() {
 		// A panic, or a handler that ended its goroutine: it goes on its way, but

@@ -362,3 +362,32 @@ func TestAHolderWhoseRecordIsGoneInvitesNoRetry(t *testing.T) {
 		require.Zero(t, requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true), "a retry would be a second effect")
 	})
 }
+
+func TestAKeyThatSomebodyWasBusyWithIsNotUnreached(t *testing.T) { // H01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, other := w.join(t, guard.Observer{})
+		var e effect
+		go other.Do(t.Context(), call(), e.lasting(4*time.Minute)) //nolint:errcheck // it holds the key
+		synctest.Wait()
+		c := call()
+		c.Wait = time.Minute // dedupd holds a call for half of it
+		for busy, reserve := range map[bool]func(int) fault{
+			true: func(n int) fault {
+				if n > 1 {
+					return fault{err: errCut}
+				}
+				return fault{}
+			},
+			false: always(fault{err: errCut}),
+		} {
+			w.on("Reserve", reserve)
+			_, err := w.engine.Do(t.Context(), c, nil)
+			var refusal *guard.RefusalError
+			require.ErrorAs(t, err, &refusal)
+			require.Equal(t, dedupv1.Reason_REASON_STORE_UNAVAILABLE, refusal.Reason)
+			require.Equal(t, !busy, refusal.Unreached)
+		}
+	})
+}

@@ -56,7 +56,8 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 // repeats get it too.
 func (w *work) ownOutcome(stored *dedupv1.Completed, err error) (*hold, *dedupv1.Completed, error) {
 	var refusal *RefusalError
-	if !errors.As(err, &refusal) || refusal.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN || !w.call.ownAnswerStands() {
+	if !errors.As(err, &refusal) || !w.call.ownAnswerStands() ||
+		refusal.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
 		return nil, stored, err
 	}
 	if o := w.e.completer.outcomeOf(w.recordID, w.call.Fingerprints); o != nil {
@@ -78,7 +79,7 @@ func (w *work) wait(caller context.Context) time.Duration {
 // ask sends one Reserve, under one attempt id, until its answer is read.
 func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (*hold, *dedupv1.Completed, error) {
 	tries := max(1, reserveTries+1-w.call.Attempt)
-	unread := 0
+	unread, busy := 0, false
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
 		try, cancel := trying(ctx, tryTime+wait)
@@ -94,6 +95,7 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			case *dedupv1.ReserveResponse_Completed:
 				return nil, a.Completed, nil
 			case *dedupv1.ReserveResponse_InProgress:
+				busy = true
 				retry := max(a.InProgress.GetRetryAfter().AsDuration(), minRetryAfter)
 				if time.Until(waitUntil) > retry && pause(ctx, retry) {
 					continue
@@ -104,14 +106,24 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			err = errUnreadable
 		} else if answered(err) {
 			w.disown(ctx, attemptID, unread)
-			return nil, nil, w.refused(ctx, err)
+			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
 		unread++
 		if unread == tries || !w.e.pause(ctx, unread-1) {
 			w.disown(ctx, attemptID, unread)
-			return nil, nil, w.refused(ctx, err)
+			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
 	}
+}
+
+// unreached notes that a refusal says nothing of the key: nobody was busy with
+// it, and this process has nothing to tell of it either.
+func (w *work) unreached(err error, busy bool) error {
+	var refusal *RefusalError
+	if errors.As(err, &refusal) && refusal.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
+		refusal.Unreached = !busy && !w.e.knows(w.recordID)
+	}
+	return err
 }
 
 func (w *work) reserveRequest(attemptID []byte, wait time.Duration) *dedupv1.ReserveRequest {
