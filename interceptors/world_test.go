@@ -49,8 +49,12 @@ type world struct {
 	arrived  func(ctx context.Context, n int)
 	// down: dedupd cannot be reached. hang: it does not answer. asked counts the
 	// calls to it.
-	down  atomic.Bool
-	hang  atomic.Bool
+	down atomic.Bool
+	hang atomic.Bool
+	// ask stands on the way to dedupd, where an error is the answer, and lost on
+	// the way back; set them before the first call.
+	lost  func(method string) bool
+	ask   func(ctx context.Context, method string) error
 	asked atomic.Int64
 
 	// stop ends the service's lifetime and waits for what it does in the background.
@@ -164,11 +168,20 @@ func (w *world) Invoke(ctx context.Context, method string, args, reply any, opts
 	if w.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
 	}
+	if w.ask != nil {
+		if err := w.ask(ctx, method[len("/dedup.v1.DedupService/"):]); err != nil {
+			return err
+		}
+	}
 	if w.hang.Load() {
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
+	err := w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
+	if w.lost != nil && w.lost(method[len("/dedup.v1.DedupService/"):]) {
+		return status.Error(codes.Unavailable, "the reply was lost")
+	}
+	return err
 }
 
 func (w *world) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
