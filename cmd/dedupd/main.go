@@ -31,6 +31,7 @@ import (
 type commandLine struct {
 	Serve   serveCmd   `cmd:"" help:"Run the service."`
 	Keys    keysCmd    `cmd:"" help:"Look at records, and settle those whose outcome is unknown."`
+	Policy  policyCmd  `cmd:"" help:"Explain what the methods of a service get from the interceptors."`
 	Demo    demoCmd    `cmd:"" help:"Charge orders through lost replies and crashes, with and without dedupd, and count double charges. Takes less than a minute; exits with 1 unless dedupd charged every order exactly once."`
 	Bench   benchCmd   `cmd:"" help:"Measure dedupd against a bare gRPC echo, client and server as two processes on this machine."`
 	Version versionCmd `cmd:"" help:"Print the version and how it was built."`
