@@ -82,6 +82,9 @@ type Observer struct {
 	// Unreconciled: it asked for the last time, the outcome is still unknown.
 	// Alert on it: an operator must resolve the record.
 	Unreconciled func(operation string)
+	// Partial: a reconciler found that a part of the effect happened. Alert on it:
+	// the record is held until an operator resolves it.
+	Partial func(operation string)
 	// Pending tells how many messages wait in the background for dedupd, and their
 	// size, whenever that changes.
 	Pending func(messages int, size int64)
@@ -162,15 +165,16 @@ func New(c Config) (*Engine, error) {
 
 // Close ends the contexts of all runs with ErrClosed, goes on delivering for up
 // to Config.CloseTime, gives up what is left of it (what is in the journal stays
-// there for the next process), and waits for all that to have stopped. Close
-// after the runs have ended: those that still go on deliver their outcome for as
+// there for the next process), and waits for all that to have stopped; for a
+// reconciler that ignores its context only half of that time. Close after the runs have ended: those that still go on deliver their outcome for as
 // long as a foreground delivery takes, and no longer. A second Close does nothing.
 func (e *Engine) Close() {
 	e.closing.Do(func() {
 		e.end(ErrClosed)
-		e.prober.close()
+		until := time.Now().Add(e.closeTime)
+		e.prober.close(e.life, e.closeTime/2)
 		e.watch.close()
-		e.completer.close(e.life, e.closeTime)
+		e.completer.close(e.life, max(0, time.Until(until)))
 	})
 }
 

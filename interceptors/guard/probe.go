@@ -170,10 +170,21 @@ func (w *work) unasked(err error) finding {
 	return finding{settled: theirs, retry: refusal.RetryAfter}
 }
 
-// close waits for the probes to end; the engine's life is over.
-func (p *prober) close() {
+// close waits for the probes to end, for up to d; the engine's life is over.
+func (p *prober) close(ctx context.Context, d time.Duration) {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
-	p.wg.Wait()
+	ended := make(chan struct{})
+	go func() { // it ends with the last probe
+		defer close(ended)
+		p.wg.Wait()
+	}()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+		p.e.log.LogAttrs(ctx, slog.LevelError, "a reconciler does not stop although its context has ended")
+	}
 }

@@ -32,12 +32,13 @@ func (l *looks) call(basis dedupv1.Basis) guard.Call {
 }
 
 // told counts what the background reconciler came to.
-type told struct{ settled, left atomic.Int64 }
+type told struct{ settled, left, partial atomic.Int64 }
 
 func (o *told) observer() guard.Observer {
 	return guard.Observer{
 		Reconciled:   func(string) { o.settled.Add(1) },
 		Unreconciled: func(string) { o.left.Add(1) },
+		Partial:      func(string) { o.partial.Add(1) },
 	}
 }
 
@@ -74,6 +75,7 @@ func TestAnUnknownOutcomeIsAskedForAgainInTheBackground(t *testing.T) { // A05, 
 				require.Equal(t, c.state.String(), w.state(t, l.call(fenced)).String())
 				require.Zero(t, e.count(), "nobody is there to run it for")
 				require.Equal(t, c.state != dedupv1.State_STATE_UNKNOWN, o.settled.Load() == 1)
+				require.Equal(t, name == "partial", o.partial.Load() == 1)
 				require.Zero(t, o.left.Load())
 			})
 		})
@@ -203,5 +205,28 @@ func TestClosingTheEngineEndsTheBackgroundReconciler(t *testing.T) {
 		w.engine.Close()
 		require.Zero(t, time.Since(at))
 		require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.state(t, c), "its grant was given back")
+	})
+}
+
+func TestAReconcilerThatDoesNotStopHoldsUpNoClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := looks{rules: func(n int64) (guard.Verdict, error) {
+			if n > 1 {
+				pass(time.Hour)
+			}
+			return guard.StillUnknown(), nil
+		}}
+		w.crash(t, l.call(fenced))
+		pass(31 * time.Second)
+		var e effect
+		_, err := w.engine.Do(t.Context(), l.call(fenced), e.run)
+		requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
+		pass(10 * time.Second)
+		at := time.Now()
+		w.engine.Close()
+		require.Equal(t, guard.DefaultCloseTime/2, time.Since(at))
+		pass(time.Hour) // until it returns
 	})
 }

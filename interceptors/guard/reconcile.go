@@ -90,6 +90,7 @@ func (h *hold) reconcile(ctx context.Context) (res Result, begun bool, err error
 			return Result{}, false, h.unsettled(ctx, "not seen, and a late effect may still land", max(wait, reconcileRetry))
 		}
 	case partial:
+		count(h.e.observe.Partial, h.call.Operation)
 		h.e.log.LogAttrs(ctx, slog.LevelError, "a part of an effect was applied; the record is held until an operator resolves it",
 			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
 		return Result{}, false, h.unsettled(ctx, "partial: "+v.note, 0)
