@@ -40,6 +40,10 @@ test: ## Run every test, with the race detector where there is a C compiler
 test-short: ## Run the tests without the race detector
 	go test -short ./...
 
+.PHONY: test-cockroach
+test-cockroach: ## Run the SQL store's tests on a CockroachDB, which is downloaded
+	go test -tags cockroach -timeout 60m ./storage/cockroach/...
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u | while read -r dir; do \

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -333,7 +334,8 @@ func TestAnInterruptedHandlerIsSettledByItsReconciler(t *testing.T) { // A05
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{client: once(), server: []interceptors.ServerOption{
+				// Nothing fits into the store: what a reconciler found is still given in full.
+				w := newWorld(t, setup{maxOutcome: 8, client: once(), server: []interceptors.ServerOption{
 					interceptors.WithReconciler(charge, interceptors.Bounded, func(_ context.Context, a interceptors.Attempt, req proto) (interceptors.Verdict, error) {
 						require.Empty(t, cmp.Diff(order(), req, protocmp.Transform()))
 						require.EqualValues(t, 1, a.EarlierGrants)
@@ -346,7 +348,9 @@ func TestAnInterruptedHandlerIsSettledByItsReconciler(t *testing.T) { // A05
 				pass(31 * time.Second)
 				short, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				resp, err := w.client.Charge(short, order(), interceptors.WithKey("k"))
+				var trailer metadata.MD
+				resp, err := w.client.Charge(short, order(), interceptors.WithKey("k"), grpc.Trailer(&trailer))
+				require.Empty(t, trailer["idempotency-replayed"], "nobody was given this answer before")
 				switch name {
 				case "applied":
 					require.NoError(t, err)
@@ -362,4 +366,24 @@ func TestAnInterruptedHandlerIsSettledByItsReconciler(t *testing.T) { // A05
 			})
 		})
 	}
+}
+
+func TestAnAnswerThatAnotherMethodMightGiveOtherwiseIsWithheldUntilItIsStored(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		shares := func(method string, rerun bool) interceptors.ServerOption {
+			return interceptors.WithMethod(method, interceptors.Method{Policy: &dedupv1.MethodPolicy{Operation: "pay", RerunSafe: rerun}})
+		}
+		w := newWorld(t, setup{client: once(), server: []interceptors.ServerOption{
+			shares(charge, false), shares(grpc_testing.TestService_EmptyCall_FullMethodName, true),
+		}})
+		w.handle = func(_ context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+			w.down.Store(true)
+			return receipt(n), nil
+		}
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		requireReason(t, err, codes.Unavailable, dedupv1.Reason_REASON_STORE_UNAVAILABLE)
+		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+		require.Equal(t, 1, w.ran())
+	})
 }

@@ -31,7 +31,7 @@ func (s *adminService) ListRecords(ctx context.Context, req *dedupv1.ListRecords
 	}
 	res := &dedupv1.ListRecordsResponse{Records: make([]*dedupv1.RecordInfo, 0, len(page.Records))}
 	for _, rec := range page.Records {
-		info := infoOf(rec.Identity.RecordID(), rec, rec.StateAt(page.Now, s.skew), page.Now)
+		info := infoOf(rec.Identity.RecordID(), rec, rec.StateAt(page.Now, s.skew), page.Now, s.skew)
 		res.Records = append(res.Records, info)
 	}
 	if page.Next != (storage.RecordID{}) {
@@ -58,7 +58,7 @@ func (s *adminService) Resolve(ctx context.Context, req *dedupv1.ResolveRequest)
 	if ans.Verdict != storage.VerdictOK {
 		return nil, refusalOf(ans)
 	}
-	return &dedupv1.ResolveResponse{Record: infoOf(id, ans.Record, ans.State, ans.Now)}, nil
+	return &dedupv1.ResolveResponse{Record: infoOf(id, ans.Record, ans.State, ans.Now, s.skew)}, nil
 }
 
 // audit writes what an operator asked for and what came of it, refusals too.

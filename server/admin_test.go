@@ -57,6 +57,8 @@ func TestA06AnOperatorSettlesAnUnknownRecord(t *testing.T) {
 			requireRefused(t, err, codes.Aborted, dedupv1.Reason_REASON_IN_PROGRESS)
 
 			b.store.advance(storage.DefaultLease)
+			_, err = b.admin.Resolve(t.Context(), resolveReq(live.GetVersion()))
+			requireRefused(t, err, codes.FailedPrecondition, dedupv1.Reason_REASON_RECORD_CHANGED) // its effect may have landed since
 			req := resolveReq(b.look(t).GetVersion())
 			c.verdict(req)
 			res, err := b.admin.Resolve(t.Context(), req)

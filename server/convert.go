@@ -332,8 +332,9 @@ func metadataTo(entries []storage.MetadataEntry) []*dedupv1.MetadataEntry {
 	return out
 }
 
-// infoOf describes a record, which may be nil, as judged at now.
-func infoOf(id storage.RecordID, rec *storage.Record, state storage.State, now storage.Instant) *dedupv1.RecordInfo {
+// infoOf describes a record, which may be nil, as judged at now by a store whose
+// clocks differ by up to skew.
+func infoOf(id storage.RecordID, rec *storage.Record, state storage.State, now storage.Instant, skew time.Duration) *dedupv1.RecordInfo {
 	info := &dedupv1.RecordInfo{RecordId: id[:], State: stateOf(state)}
 	if rec == nil {
 		return info
@@ -347,7 +348,7 @@ func infoOf(id storage.RecordID, rec *storage.Record, state storage.State, now s
 	info.Mode = modeOf(rec.Mode)
 	info.Fence = int64(rec.Fence)
 	info.Grants = rec.Grants
-	info.Version = binary.BigEndian.AppendUint64(nil, uint64(rec.Version)) //nolint:gosec // the bits of a version
+	info.Version = binary.BigEndian.AppendUint64(nil, uint64(rec.VersionAt(now, skew))) //nolint:gosec // the bits of a version
 	unfinished := state == storage.StateReserved || state == storage.StateUnknown
 	if left := rec.LeaseEnd.Sub(now); left > 0 && unfinished {
 		info.LeaseLeft = durationpb.New(left)

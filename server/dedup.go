@@ -200,7 +200,7 @@ func (s *dedupService) Lookup(ctx context.Context, req *dedupv1.LookupRequest) (
 	if ans.Verdict != storage.VerdictOK {
 		return nil, refusalOf(ans)
 	}
-	res := &dedupv1.LookupResponse{Record: infoOf(id, ans.Record, ans.State, ans.Now)}
+	res := &dedupv1.LookupResponse{Record: infoOf(id, ans.Record, ans.State, ans.Now, s.skew)}
 	if res.Record.Identity == nil {
 		res.Record.Identity = req.GetIdentity()
 	}

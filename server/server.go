@@ -35,6 +35,11 @@ const (
 	DefaultDrainTimeout = 20 * time.Second
 	// DefaultSweepEvery is the pause between two rounds of deleting.
 	DefaultSweepEvery = time.Minute
+	// StreamWorkers is how many goroutines per processor wait for calls with a
+	// stack that has grown already. A call spends most of its time in an fsync;
+	// with a worker for each call of a usual load, a sixth of the processor's
+	// time does not go into growing stacks.
+	StreamWorkers = 128
 	// MaxMessage is the largest gRPC message either way, in bytes.
 	MaxMessage = 8 << 20
 )
@@ -140,7 +145,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store.Skew())}
+	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store)}
 	s.streams, s.cut = context.WithCancel(context.Background())
 	var err error
 	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, s.waiters)
@@ -195,7 +200,7 @@ func (s *Server) options() []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		// Streams are not limited in number: a held call takes one, and must never
 		// keep the Complete out that it waits for.
-		grpc.NumStreamWorkers(uint32(runtime.GOMAXPROCS(0))), //nolint:gosec // a handful
+		grpc.NumStreamWorkers(uint32(StreamWorkers * runtime.GOMAXPROCS(0))), //nolint:gosec // some hundreds
 	}
 	if s.cfg.TracerProvider != nil {
 		opts = append(opts, grpc.StatsHandler(otelgrpc.NewServerHandler(

@@ -19,10 +19,12 @@ import (
 // A call that does not wait may slip in between a release and the first in line;
 // that one then keeps its place.
 //
-// There are no goroutines here. A line lives as long as it has a caller, and its
-// timer with it.
+// Where other processes write to the store too, it is asked to say when the
+// record changes: one goroutine per line, whose wake counts as a release. A line
+// lives as long as it has a caller; its timer and its goroutine end with it.
 type waiters struct {
 	skew    time.Duration
+	watcher storage.Watcher // nil where this process alone writes
 	drained chan struct{}
 
 	mu      sync.Mutex
@@ -39,6 +41,9 @@ type line struct {
 	ends     time.Time   // when it fires
 	last     storage.Answer
 	lastAt   time.Time // of last, by this process's monotonic clock
+
+	unwatch context.CancelFunc // nil while the store is not asked for changes
+	watched int64              // the version that it is to change from
 }
 
 // waiter is one held caller; not for concurrent use.
@@ -50,8 +55,9 @@ type waiter struct {
 	over   *time.Timer   // end of the caller's wait
 }
 
-func newWaiters(skew time.Duration) *waiters {
-	return &waiters{skew: skew, drained: make(chan struct{}), lines: map[storage.RecordID]*line{}}
+func newWaiters(store storage.Store) *waiters {
+	watcher, _ := store.(storage.Watcher)
+	return &waiters{skew: store.Skew(), watcher: watcher, drained: make(chan struct{}), lines: map[storage.RecordID]*line{}}
 }
 
 // join puts a caller in line for up to wait, and no longer than its deadline
@@ -89,7 +95,7 @@ func (w *waiters) join(ctx context.Context, id storage.RecordID, wait time.Durat
 // caller's wait is over: false, with its last answer as it stands now. The
 // answer it is given is the store's latest: somebody else holds the record.
 func (c *waiter) wait(ctx context.Context, held storage.Answer) (storage.Answer, bool, error) {
-	c.all.heard(c.id, held)
+	c.all.heard(c.id, held) //nolint:contextcheck // a line is watched for all its callers
 	select {
 	case <-c.wake:
 		return held, true, nil
@@ -116,6 +122,9 @@ func (c *waiter) leave(ans storage.Answer, took, woken bool) {
 	l.lookups = slices.DeleteFunc(l.lookups, is)
 	if len(l.reserves) == 0 && len(l.lookups) == 0 {
 		l.disarm()
+		if l.unwatch != nil {
+			l.unwatch()
+		}
 		delete(w.lines, c.id)
 		return
 	}
@@ -160,6 +169,24 @@ func (w *waiters) heard(id storage.RecordID, held storage.Answer) {
 		l.last, l.lastAt = held, time.Now()
 	}
 	w.armLocked(id, l, held)
+	if w.watcher != nil && held.Record != nil && held.Record.Version > l.watched {
+		w.watchLocked(id, l, held.Record.Version)
+	}
+}
+
+// watchLocked has the store say when somebody changes the record.
+func (w *waiters) watchLocked(id storage.RecordID, l *line, version int64) {
+	if l.unwatch != nil {
+		l.unwatch()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.unwatch, l.watched = cancel, version
+	go func() {
+		defer cancel()
+		if w.watcher.Changed(ctx, id, version) == nil {
+			w.freed(id)
+		}
+	}()
 }
 
 // armLocked makes sure that the line is woken by the end of the lease in ans. A

@@ -46,6 +46,14 @@ type Maintenance interface {
 	Close() error
 }
 
+// Watcher is what a Store adds whose records other processes write too.
+type Watcher interface {
+	// Changed returns nil once the record's version is not the given one, whoever
+	// wrote it, soon but not at once; zero is the version of no record. The end of
+	// a lease is no change. It returns ctx's error when ctx ends first.
+	Changed(ctx context.Context, id RecordID, version int64) error
+}
+
 // List chooses records; zero values choose all.
 type List struct {
 	Namespace string

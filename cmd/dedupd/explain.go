@@ -45,7 +45,7 @@ func usageOf(err error, args []string) error {
 			break
 		}
 		words = append(words, a)
-		if len(words) == 2 || len(words) == 1 && a != "keys" && a != "policy" {
+		if len(words) == 2 || len(words) == 1 && a != "keys" && a != "migrate" && a != "policy" {
 			break
 		}
 	}

@@ -125,7 +125,7 @@ func customer(context.Context) (string, error) { return "customer-7", nil }
 func listen() net.Listener {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		panic(err) //nolint:forbidigo // an example has no test to fail
+		panic(err)
 	}
 	return lis
 }

@@ -4,24 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/dedupd/dedupd/server"
 	"github.com/dedupd/dedupd/storage"
-	"github.com/dedupd/dedupd/storage/embedded"
 )
 
 // serveCmd runs the service until it is told to stop.
 type serveCmd struct {
-	Data     string `type:"path" placeholder:"DIR" help:"Directory of the embedded store. Default: dedupd in the user's state directory ($$XDG_STATE_HOME, or ~/.local/state)."`
-	InMemory bool   `help:"Keep nothing on disk: every record is gone when the process ends. For trying out and for tests only."`
+	storeFlags `embed:""`
 
 	Listen   string `default:"127.0.0.1:7480" help:"Where gRPC listens. There is no authentication yet: keep it on networks you trust."`
 	HTTP     string `name:"http" default:"127.0.0.1:7481" help:"Where /healthz, /readyz and /metrics listen; empty for nowhere."`
@@ -42,8 +39,8 @@ type serveCmd struct {
 // is opened.
 func (c *serveCmd) Validate() error {
 	var errs []error
-	if c.InMemory && c.Data != "" {
-		errs = append(errs, errors.New("--in-memory and --data exclude each other"))
+	if err := c.storeFlags.check(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := checkAddress("listen", c.Listen); err != nil {
 		errs = append(errs, err)
@@ -60,7 +57,7 @@ func (c *serveCmd) Validate() error {
 		within("tombstone", c.Tombstone, 0, span(storage.MaxTombstone), span.String),
 		within("max-outcome", c.MaxOutcome, 1, storage.CeilMaxOutcome, byteSize.String),
 		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
-		c.check(),
+		c.collector.check(),
 	)
 	return joinUsage(errs...)
 }
@@ -69,14 +66,15 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	log := newLogger(s.err, c.LogLevel, c.LogFormat)
 	c.tune(ctx, log)
-	store, where, err := c.openStore(log)
+	registry := prometheus.NewRegistry()
+	store, where, err := c.open(ctx, log, registry)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
 	tombstone := time.Duration(c.Tombstone)
 	srv, err := server.New(server.Config{
-		Store: store, Logger: log, Version: build().Version,
+		Store: store, Logger: log, Registry: registry, Version: build().Version,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
 		DrainTimeout: time.Duration(c.Drain),
 	})
@@ -97,43 +95,6 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 		return err
 	}
 	return srv.Run(ctx, grpcLis, httpLis)
-}
-
-// openStore opens the store and says in words where its data is.
-func (c *serveCmd) openStore(log *slog.Logger) (storage.Store, string, error) {
-	if c.InMemory {
-		store, err := embedded.OpenMemory(embedded.Options{Logger: log})
-		return store, "IN MEMORY: nothing survives the end of this process", err
-	}
-	dir := c.Data
-	if dir == "" {
-		var err error
-		if dir, err = stateDir(); err != nil {
-			return nil, "", err
-		}
-	}
-	store, err := embedded.Open(embedded.Options{Dir: dir, Logger: log})
-	switch {
-	case err == nil:
-		return store, dir, nil
-	case errors.Is(err, storage.ErrLocked):
-		return nil, "", fmt.Errorf("another dedupd has %s open; stop it first, or give this one another --data", dir)
-	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
-		return nil, "", fmt.Errorf("cannot write to %s; give --data a directory that this user may write to", dir)
-	}
-	return nil, "", fmt.Errorf("cannot open the store in %s: %w", dir, err)
-}
-
-// stateDir is where the user's programs keep what outlives them.
-func stateDir() (string, error) {
-	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "dedupd"), nil
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", errors.New("there is no home directory to keep data in; name a directory with --data")
-	}
-	return filepath.Join(home, ".local", "state", "dedupd"), nil
 }
 
 // greet says where everything is and what to type next.

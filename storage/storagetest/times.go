@@ -11,7 +11,7 @@ import (
 func timeCases() []testCase {
 	return []testCase{
 		{name: "a lease ends at its end and not before", clock: true, run: leaseEdge},
-		{name: "an outcome is told until its retention ends, then the key is expired, then absent", clock: true, run: expiryEdges},
+		{name: "B11 an outcome is told until its retention ends, then the key is expired, then absent", clock: true, run: expiryEdges},
 		{name: "without a tombstone the key is free when its retention ends", clock: true, run: noTombstone},
 		{name: "a holder lengthens the retention and cannot shorten it", run: holderRetention},
 		{name: "B12 replays and look-ups do not move the ends of a record", clock: true, run: readsMoveNothing},

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/server"
 )
 
 const echoMethod = "/dedup.bench.v1.EchoService/Reserve"
@@ -24,7 +25,7 @@ func ServeEcho(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	s := grpc.NewServer(grpc.NumStreamWorkers(uint32(runtime.GOMAXPROCS(0)))) //nolint:gosec // a handful
+	s := grpc.NewServer(grpc.NumStreamWorkers(uint32(server.StreamWorkers * runtime.GOMAXPROCS(0)))) //nolint:gosec // some hundreds
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "dedup.bench.v1.EchoService",
 		HandlerType: (*any)(nil),

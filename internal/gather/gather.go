@@ -1,0 +1,200 @@
+// Package gather lets concurrent calls travel together: while some are on their
+// way, those that arrive pile up and go as one batch as soon as a slot is free.
+// The SQL store sends a batch as one multi-row statement, a client as one RPC.
+//
+// Life of a call:
+//
+//  1. Do puts it in the queue. Where a slot is free, a goroutine takes the slot and
+//     what is queued; else the call waits for one. There is no timer: a call that
+//     meets an idle gatherer leaves at once, alone.
+//  2. The flush function gets the batch, in order of arrival, and answers each
+//     call, in any order; it may hand calls on to others and return before them.
+//  3. When it returns, its slot takes what has piled up meanwhile.
+//  4. Do returns the answer, or the context's error once its caller gives up. The
+//     call itself may still be on its way then: flush sees its context.
+//
+// The package does not retry, does not split what failed and knows nothing of
+// keys: that is the flush function's. Where calls of one key must not be in two
+// batches at once, route keys to gatherers of one slot by hash.
+package gather
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// Options bound a Gatherer. The zero value is one slot, 256 calls a batch and no
+// limit of bytes.
+type Options[In any] struct {
+	// Slots is how many batches may be on their way at once. The default is 1.
+	Slots int
+	// MaxCalls is how many calls a batch may hold. The default is 256; 1 sends
+	// each call alone.
+	MaxCalls int
+	// Alone lets calls go at once, alone and beside the slots, while no more than
+	// this many have lately been on their way together: where the other end works
+	// on many at once, few gain nothing by waiting for each other. The default is 0.
+	Alone int
+	// MaxBytes is the sum of Size that a batch may reach; a larger call travels
+	// alone. Without Size there is no such limit.
+	MaxBytes int
+	// Size is how many bytes of a batch the call takes.
+	Size func(In) int
+}
+
+// Gatherer gathers calls. It is safe for concurrent use.
+type Gatherer[In, Out any] struct {
+	flush func([]*Call[In, Out])
+	opts  Options[In]
+	slots sync.WaitGroup // one for each taken slot
+
+	mu    sync.Mutex
+	queue []*Call[In, Out]
+	taken int
+	load  load
+}
+
+// load is the highest number of calls at once, over the last one to two windows.
+type load struct {
+	now       int // calls queued or in a flush
+	peak, old int // of this window and the one before
+	calls     int // in this window
+}
+
+// window is how many calls a peak is remembered for, at least.
+const window = 128
+
+func (l *load) enter() {
+	l.now++
+	if l.calls++; l.calls == window {
+		l.old, l.peak, l.calls = l.peak, 0, 0
+	}
+	l.peak = max(l.peak, l.now)
+}
+
+// New returns a Gatherer that sends batches by flush. Flush must answer every
+// call of a batch exactly once, be it after its return.
+func New[In, Out any](flush func([]*Call[In, Out]), opts Options[In]) *Gatherer[In, Out] {
+	opts.Slots = cmp.Or(opts.Slots, 1)
+	opts.MaxCalls = cmp.Or(opts.MaxCalls, 256)
+	return &Gatherer[In, Out]{flush: flush, opts: opts}
+}
+
+// Do sends in with whatever else is waiting and returns its answer, or ctx's
+// error when ctx ends first.
+func (g *Gatherer[In, Out]) Do(ctx context.Context, in In) (Out, error) {
+	var none Out
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	c := &Call[In, Out]{In: in, Since: time.Now(), ctx: ctx, done: make(chan result[Out], 1)}
+	g.push(c)
+	select {
+	case r := <-c.done:
+		return r.out, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-c.done: // answered in the same instant
+		return r.out, r.err
+	default:
+		return none, ctx.Err()
+	}
+}
+
+// Wait returns when no call is queued and no flush is running. Nothing may call
+// Do meanwhile.
+func (g *Gatherer[In, Out]) Wait() { g.slots.Wait() }
+
+func (g *Gatherer[In, Out]) push(c *Call[In, Out]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.load.enter()
+	if max(g.load.peak, g.load.old) <= g.opts.Alone {
+		g.slots.Go(func() {
+			g.flush([]*Call[In, Out]{c})
+			g.flushed(1)
+		})
+		return
+	}
+	g.queue = append(g.queue, c)
+	if g.taken < g.opts.Slots {
+		g.taken++
+		g.slots.Go(g.run)
+	}
+}
+
+// run keeps a slot until the queue is empty.
+func (g *Gatherer[In, Out]) run() {
+	for {
+		batch := g.next()
+		if batch == nil {
+			return
+		}
+		n := len(batch) // flush may use the slice as it likes
+		g.flush(batch)
+		g.flushed(n)
+		// Let the callers that were just answered ask again before the next batch
+		// is cut: else it is theirs that goes half empty.
+		runtime.Gosched()
+	}
+}
+
+func (g *Gatherer[In, Out]) flushed(calls int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.load.now -= calls
+}
+
+// next cuts a batch off the queue; nil gives the slot back.
+func (g *Gatherer[In, Out]) next() []*Call[In, Out] {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.queue) == 0 {
+		g.queue = nil
+		g.taken--
+		return nil
+	}
+	n := min(len(g.queue), g.opts.MaxCalls)
+	if g.opts.Size != nil {
+		n = g.fitting(n)
+	}
+	batch := g.queue[:n:n]
+	g.queue = g.queue[n:]
+	return batch
+}
+
+// fitting is how many of the first n calls fit, at least one.
+func (g *Gatherer[In, Out]) fitting(n int) int {
+	bytes := 0
+	for i, c := range g.queue[:n] {
+		bytes += g.opts.Size(c.In)
+		if bytes > g.opts.MaxBytes && i > 0 {
+			return i
+		}
+	}
+	return n
+}
+
+// Call is one call on its way.
+type Call[In, Out any] struct {
+	In    In
+	Since time.Time // when it was queued
+
+	ctx  context.Context // a batch has as many contexts as calls
+	done chan result[Out]
+}
+
+type result[Out any] struct {
+	out Out
+	err error
+}
+
+// Context is the caller's: once it has ended nobody waits for the answer.
+func (c *Call[In, Out]) Context() context.Context { return c.ctx }
+
+// Answer ends the call.
+func (c *Call[In, Out]) Answer(out Out, err error) { c.done <- result[Out]{out, err} }
