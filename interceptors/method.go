@@ -18,6 +18,7 @@ import (
 )
 
 const (
+	maxNamespace = 63
 	maxOperation = 255
 	maxRetention = 400 * 24 * time.Hour
 )
@@ -47,6 +48,9 @@ type method struct {
 	rerunSafe bool
 	shared    bool // another method of the operation reruns or reconciles
 	streaming bool
+
+	failOpen      bool
+	callerCancels bool
 
 	lease, maxRun, wait, retention time.Duration
 	refuseAtOnce                   bool
@@ -129,6 +133,11 @@ func (c *serverConfig) methods() (map[string]*method, error) {
 		}
 		all[name] = m
 	}
+	for _, m := range all {
+		if m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE && len(c.shadow) > maxNamespace {
+			faults = append(faults, fmt.Errorf("%s is observed, but the shadow namespace %q is longer than %d bytes: name another, WithShadowNamespace", m.fullName, c.shadow, maxNamespace))
+		}
+	}
 	markShared(all)
 	return all, errors.Join(faults...)
 }
@@ -150,8 +159,13 @@ func markShared(all map[string]*method) {
 	}
 }
 
+// protects reports whether keyed calls are deduplicated.
+func (m *method) protects() bool {
+	return m.keys == dedupv1.KeyRule_KEY_RULE_OPTIONAL || m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED
+}
+
 func (m *method) runsAgain() bool {
-	return m.keys != dedupv1.KeyRule_KEY_RULE_OFF && (m.rerunSafe || m.reconcile != nil)
+	return m.protects() && (m.rerunSafe || m.reconcile != nil)
 }
 
 // method makes one policy: the proto option, overridden by Go options.
@@ -177,7 +191,7 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	if p.GetOperation() != "" {
 		m.operation = p.GetOperation()
 	}
-	m.rerunSafe = p.GetRerunSafe()
+	m.rerunSafe, m.failOpen, m.callerCancels = p.GetRerunSafe(), p.GetFailOpen(), p.GetCallerCancels()
 	m.lease = cmp.Or(p.GetLease().AsDuration(), c.lease)
 	m.maxRun = cmp.Or(o.MaxRun, c.maxRun)
 	m.wait = cmp.Or(o.Wait, c.wait)
@@ -222,6 +236,9 @@ func override(p, o *dedupv1.MethodPolicy) {
 }
 
 func (m *method) validate() error {
+	if _, known := dedupv1.KeyRule_name[int32(m.keys)]; !known {
+		return fmt.Errorf("the key rule %d is of a later version, update the interceptors", m.keys)
+	}
 	switch {
 	case len(m.operation) > maxOperation:
 		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(m.operation), maxOperation)

@@ -42,6 +42,7 @@ type registered struct {
 
 type serverConfig struct {
 	namespace   string
+	shadow      string
 	caller      CallerFunc // nil: there is one caller, without a name
 	callers     int        // options that said whose keys they are
 	overrides   map[string]Method
@@ -55,6 +56,8 @@ type serverConfig struct {
 	log      *slog.Logger
 	observe  Observer
 	lifetime context.Context //nolint:containedctx // the server's lifetime, not a call's
+	closed   func()
+	journal  string
 }
 
 func newServerConfig(opts []ServerOption) (*serverConfig, error) {
@@ -76,6 +79,10 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 	case c.callers > 1:
 		faults = append(faults, errors.New("the caller is configured twice, keep one of WithCaller and SharedCaller"))
 	}
+	c.shadow = cmp.Or(c.shadow, c.namespace+".shadow")
+	if c.lifetime == nil && (c.closed != nil || c.journal != "") {
+		faults = append(faults, errors.New("say when the server stops, for its journal and OnClosed: WithLifetime"))
+	}
 	c.log = cmp.Or(c.log, slog.New(slog.DiscardHandler))
 	return c, errors.Join(faults...)
 }
@@ -86,6 +93,16 @@ func newServerConfig(opts []ServerOption) (*serverConfig, error) {
 func WithNamespace(namespace string) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		c.namespace = namespace
+		return nil
+	})
+}
+
+// WithShadowNamespace names the namespace of what methods in the mode OBSERVE
+// keep; the namespace followed by ".shadow" unless set. It takes the same
+// characters, and must not be a namespace that protects anything.
+func WithShadowNamespace(namespace string) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		c.shadow = namespace
 		return nil
 	})
 }
@@ -232,13 +249,39 @@ func WithObserver(o Observer) ServerOption {
 	})
 }
 
-// WithLifetime ties handlers' contexts and background deliveries to the server's
-// life: cancel ctx when the server stops, after a graceful stop has waited for
-// its handlers. Unless set they end by themselves: handlers by the maximum run
-// time, deliveries after 10 minutes at most.
+// WithLifetime ties handlers' contexts and background work to the server's life:
+// cancel ctx when the server stops, after a graceful stop has waited for its
+// handlers. Then what dedupd has not acknowledged is delivered for up to 5 s
+// more; OnClosed tells when that is over. Unless set they end by themselves:
+// handlers by the maximum run time, deliveries after 24 hours at most.
 func WithLifetime(ctx context.Context) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		c.lifetime = ctx
+		return nil
+	})
+}
+
+// OnClosed sets what is called once, after the end of WithLifetime's context,
+// when nothing is going on in the background any more: wait for it before the
+// process exits.
+func OnClosed(f func()) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		c.closed = f
+		return nil
+	})
+}
+
+// WithJournal names a directory, of this process alone, in which outcomes that
+// dedupd did not acknowledge outlive a restart of the service: they are on disk
+// before the caller is answered, and are delivered from there once dedupd is
+// back. It holds keys and responses, readable by the process's user only, up to
+// 128 MiB. Unless set they are kept in memory only.
+func WithJournal(dir string) ServerOption {
+	return serverOption(func(c *serverConfig) error {
+		if dir == "" {
+			return errors.New("the journal's directory has no name")
+		}
+		c.journal = dir
 		return nil
 	})
 }
@@ -250,6 +293,13 @@ type Observer struct {
 	// Keyless: a call of a method that takes keys carried none and ran
 	// unprotected.
 	Keyless func(fullMethod string)
+	// Unprotected: dedupd could not be reached, and a method that fails open ran
+	// without protection. Alert on it.
+	Unprotected func(fullMethod string)
+	// Observed: a call of a method in the mode OBSERVE, what it would have been,
+	// and the reason it would have been refused for (unspecified: its caller was
+	// not known). Calls without a key are told to Keyless.
+	Observed func(fullMethod string, would Sight, reason dedupv1.Reason)
 	// Stream: a streaming call passed through; keyed tells that it carried a key,
 	// which was ignored.
 	Stream func(fullMethod string, keyed bool)

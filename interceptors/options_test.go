@@ -153,3 +153,29 @@ func TestDialingDedupdNeedsItsAddressAndHowItIsSecured(t *testing.T) {
 		require.NoError(t, conn.Close())
 	}
 }
+
+func TestOutcomesOutliveTheServiceInItsJournal(t *testing.T) { // A02
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{client: once(), server: []interceptors.ServerOption{interceptors.WithJournal(dir)}})
+		w.handle = func(_ context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+			w.down.Store(true)
+			return receipt(n), nil
+		}
+		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		require.NoError(t, err)
+		w.stop()
+		pass(time.Minute)
+		require.Equal(t, dedupv1.State_STATE_UNKNOWN.String(), w.state(t, "k").String())
+
+		w.down.Store(false)
+		next, end := context.WithCancel(t.Context())
+		_, err = interceptors.ServerOptions(dedupv1.NewDedupServiceClient(w), interceptors.WithNamespace("test"),
+			interceptors.SharedCaller(), interceptors.WithJournal(dir), interceptors.WithLifetime(next))
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, dedupv1.State_STATE_COMPLETED.String(), w.state(t, "k").String())
+		end()
+	})
+}

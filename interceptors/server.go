@@ -37,13 +37,18 @@ func ServerOptions(dedup dedupv1.DedupServiceClient, opts ...ServerOption) ([]gr
 		return nil, err
 	}
 	engine, err := guard.New(guard.Config{
-		Dedup: dedup, Namespace: c.namespace, Logger: c.log, Observer: c.observe.Observer,
+		Dedup: dedup, Namespace: c.namespace, Logger: c.log, Observer: c.observe.Observer, Journal: c.journal, Shadow: c.shadow,
 	})
 	if err != nil {
 		return nil, err
 	}
 	if c.lifetime != nil {
-		context.AfterFunc(c.lifetime, engine.Close)
+		context.AfterFunc(c.lifetime, func() {
+			engine.Close()
+			if c.closed != nil {
+				c.closed()
+			}
+		})
 	}
 	s := &server{serverConfig: c, engine: engine, known: methods}
 	chain := append(append([]grpc.UnaryServerInterceptor{}, c.before...), s.unary)
@@ -55,6 +60,7 @@ type server struct {
 	*serverConfig
 	engine *guard.Engine
 	known  map[string]*method // never written after construction
+	open   openCalls
 }
 
 // policyOf returns the policy of a method that was not linked in: keys are
@@ -95,6 +101,9 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if m.keys == dedupv1.KeyRule_KEY_RULE_OFF {
 		return plain()
 	}
+	if m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE {
+		return s.observed(ctx, m, req, handler)
+	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	key, keyed, err := incomingKey(md)
 	switch {
@@ -113,6 +122,9 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	call, k, err := s.keyed(ctx, m, req, key, md)
 	if err != nil {
+		if status.Code(err) == codes.Unauthenticated {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "a keyed call was refused, its caller is not known", slog.String("method", m.fullName))
+		}
 		return nil, err
 	}
 	k.handler, k.capture = handler, &capture{method: info.FullMethod}
@@ -125,7 +137,6 @@ func (s *server) keyed(ctx context.Context, m *method, req any, key string, md m
 	if s.caller != nil {
 		var err error
 		if caller, err = s.caller(ctx); err != nil || caller == "" {
-			s.log.LogAttrs(ctx, slog.LevelWarn, "a keyed call was refused, its caller is not known", slog.String("method", m.fullName))
 			return guard.Call{}, nil, status.Error(codes.Unauthenticated, "a call with a key must be authenticated: its caller is not known")
 		}
 	}
@@ -146,7 +157,7 @@ func (s *server) keyed(ctx context.Context, m *method, req any, key string, md m
 		Fingerprints: []*dedupv1.Fingerprint{fp}, Attempt: attemptNumber(md),
 		Lease: m.lease, MaxRun: m.maxRun, Wait: m.wait, RefuseAtOnce: m.refuseAtOnce,
 		Retention: m.retention, RerunSafe: m.rerunSafe, SharedWithRerun: m.shared,
-		Reconciler: m.reconciler(msg, &k.found), Basis: m.basis,
+		Reconciler: m.reconciler(msg, &k.found), Basis: m.basis, CallerCancels: m.callerCancels,
 	}, k, nil
 }
 
@@ -170,6 +181,10 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 		trailer.Set(TrailerExpires, at.AsTime().Format(time.RFC3339))
 	}
 	switch {
+	case err != nil && k.m.failOpen && unreached(err) && ctx.Err() == nil:
+		k.s.open.count(ctx, k.s, k.m)
+		resp, err := k.handler(ctx, k.req)
+		return resp, markNested(err)
 	case err != nil:
 		return answer(ctx, nil, refusalStatus(err), nil, trailer)
 	case res.Applied:

@@ -47,11 +47,20 @@ type world struct {
 	// call goes out; arrived is told of every call.
 	cutAfter func(n int) bool
 	arrived  func(ctx context.Context, n int)
-	// down: dedupd cannot be reached. asked counts the calls to it.
-	down  atomic.Bool
+	// down: dedupd cannot be reached. hang: it does not answer. asked counts the
+	// calls to it.
+	down atomic.Bool
+	hang atomic.Bool
+	// ask stands on the way to dedupd, where an error is the answer, and lost on
+	// the way back; set them before the first call.
+	lost  func(method string) bool
+	ask   func(ctx context.Context, method string) error
 	asked atomic.Int64
 	// refusing: the service takes no connections any more.
 	refusing atomic.Bool
+
+	// stop ends the service's lifetime and waits for what it does in the background.
+	stop func()
 
 	client demov1.PaymentsServiceClient
 	conn   *grpc.ClientConn
@@ -79,9 +88,15 @@ func newWorld(t *testing.T, s setup) *world {
 	w.dedupd, err = server.New(server.Config{Store: store, MaxOutcome: s.maxOutcome})
 	require.NoError(t, err)
 
-	life, stop := context.WithCancel(context.Background())
+	life, end := context.WithCancel(context.Background())
+	closed := make(chan struct{})
+	w.stop = func() {
+		end()
+		<-closed
+	}
 	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(w), append([]interceptors.ServerOption{
 		interceptors.WithNamespace("test"), interceptors.WithLifetime(life),
+		interceptors.OnClosed(func() { close(closed) }),
 		interceptors.WithCaller(callerOf), interceptors.Before(w.network),
 	}, s.server...)...)
 	require.NoError(t, err)
@@ -96,7 +111,7 @@ func newWorld(t *testing.T, s setup) *world {
 	t.Cleanup(func() {
 		require.NoError(t, w.conn.Close())
 		g.Stop()
-		stop()
+		w.stop()
 		// A test that calls nothing may stop the service before it has begun.
 		if err := <-served; !w.refusing.Load() && !errors.Is(err, grpc.ErrServerStopped) {
 			require.NoError(t, err)
@@ -171,7 +186,20 @@ func (w *world) Invoke(ctx context.Context, method string, args, reply any, opts
 	if w.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
 	}
-	return w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
+	if w.ask != nil {
+		if err := w.ask(ctx, method[len("/dedup.v1.DedupService/"):]); err != nil {
+			return err
+		}
+	}
+	if w.hang.Load() {
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	err := w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
+	if w.lost != nil && w.lost(method[len("/dedup.v1.DedupService/"):]) {
+		return status.Error(codes.Unavailable, "the reply was lost")
+	}
+	return err
 }
 
 func (w *world) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {

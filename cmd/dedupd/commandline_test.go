@@ -55,7 +55,7 @@ func TestEveryFlagHasHelpAndAVariable(t *testing.T) {
 
 func TestEveryCommandHasHelp(t *testing.T) {
 	t.Parallel()
-	for _, words := range [][]string{{}, {"serve"}, {"keys"}, {"keys", "get"}, {"keys", "list"}, {"keys", "resolve"}, {"demo"}, {"bench"}, {"version"}} {
+	for _, words := range [][]string{{}, {"serve"}, {"keys"}, {"keys", "get"}, {"keys", "list"}, {"keys", "resolve"}, {"policy"}, {"policy", "explain"}, {"demo"}, {"bench"}, {"version"}} {
 		code, stdout, stderr := typed(t, append(words, "--help")...)
 		require.Equal(t, exitDone, code, words)
 		require.Contains(t, stdout, "Usage: dedupd", words)
@@ -86,6 +86,7 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 		"http open to everybody":         {[]string{"serve", "--http", "0.0.0.0:7481"}, "--open-http-without-auth"},
 		"http open by an empty host":     {[]string{"serve", "--http", ":7481"}, "--open-http-without-auth"},
 		"no port":                        {[]string{"serve", "--listen", "localhost"}, "it takes host:port"},
+		"no policy to explain":           {[]string{"policy", "explain"}, "name a file descriptor set"},
 		"no key":                         {[]string{"keys", "get"}, "name the record by its key, or by --id"},
 		"key without operation":          {[]string{"keys", "get", "k", "--namespace", "n"}, "a key needs its --namespace and --operation"},
 		"key without namespace":          {[]string{"keys", "get", "k", "--operation", "/a/b"}, "a key needs its --namespace and --operation"},

@@ -65,6 +65,11 @@ type Call struct {
 	// differently.
 	SharedWithRerun bool
 
+	// CallerCancels ends the run's context with the caller's cancel and deadline.
+	// A caller that leaves then leaves an unknown outcome behind, unless the work
+	// knows better.
+	CallerCancels bool
+
 	// Attempt is the client's count of its attempts, from 1; zero means 1. Later
 	// attempts ask dedupd less often, so that retries of two layers add up and do
 	// not multiply: 3, 2, then 1 Reserve per attempt.
@@ -137,7 +142,7 @@ type Attempt struct {
 }
 
 // Run does the work and says how it ended. Its context carries the caller's
-// values, but neither its cancel nor its deadline.
+// values, but neither its cancel nor its deadline, unless Call.CallerCancels.
 type Run func(ctx context.Context, a Attempt) Ending
 
 // Ending is how a run ended.

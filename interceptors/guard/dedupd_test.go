@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +27,14 @@ type rows struct {
 	mu   sync.Mutex
 	rows map[storage.RecordID]*storage.Record
 	skew time.Duration
+	// readOnly: nothing can be written, as after a network break.
+	readOnly bool
+}
+
+func (s *rows) lock(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readOnly = on
 }
 
 func (s *rows) judge(ctx context.Context, id storage.RecordID, req storage.Request) (storage.Answer, error) {
@@ -35,6 +44,9 @@ func (s *rows) judge(ctx context.Context, id storage.RecordID, req storage.Reque
 		return storage.Answer{}, err
 	}
 	next, ans := storage.Apply(s.rows[id], req, storage.InstantOf(time.Now()), s.skew)
+	if next != nil && s.readOnly {
+		return storage.Answer{}, fmt.Errorf("%w: read-only", storage.ErrUnavailable)
+	}
 	if next != nil {
 		s.rows[id] = next
 	}
@@ -169,10 +181,14 @@ func newWorld(t *testing.T) *world {
 // join makes one more engine, as another process would have it.
 func (w *world) join(t *testing.T, o guard.Observer) (*wire, *guard.Engine) {
 	t.Helper()
+	return w.joinWith(t, guard.Config{Observer: o})
+}
+
+func (w *world) joinWith(t *testing.T, c guard.Config) (*wire, *guard.Engine) {
+	t.Helper()
 	way := &wire{cc: w.dedupd.Conn(), calls: map[string]int{}, faults: map[string]func(int) fault{}}
-	engine, err := guard.New(guard.Config{
-		Dedup: dedupv1.NewDedupServiceClient(way), Namespace: "test", Observer: o,
-	})
+	c.Dedup, c.Namespace = dedupv1.NewDedupServiceClient(way), "test"
+	engine, err := guard.New(c)
 	require.NoError(t, err)
 	t.Cleanup(engine.Close)
 	return way, engine

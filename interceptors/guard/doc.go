@@ -12,7 +12,8 @@
 //     says why the work may not run.
 //  3. Granted in mode RECONCILE: an earlier run ended in the dark. The Reconciler
 //     finds out what it did; only when it can no longer have happened BeginRun
-//     makes the grant a running one.
+//     makes the grant a running one. What it cannot tell is asked again in the
+//     background (prober).
 //  4. Run: on a context with the caller's values, but neither its cancel nor its
 //     deadline. The lease is extended every third of it; the context ends with
 //     ErrLeaseLost before a lease that cannot be extended lapses.
@@ -20,7 +21,10 @@
 //     answer is given once dedupd has acknowledged it; if another holder was
 //     quicker the stored answer is given instead, and where nobody can know, a
 //     *RefusalError that is ErrOutcomeUnknown.
+//  6. What dedupd did not acknowledge goes on in the background (completer), and
+//     into a journal on disk if there is one; repeats that meet this process are
+//     answered from there where dedupd alone would have to say unknown.
 //
-// What it does not do: it never guesses an outcome, never runs work without a
-// durable grant, and keeps nothing over a restart.
+// What it does not do: it never guesses an outcome and never runs work without a
+// durable grant.
 package guard

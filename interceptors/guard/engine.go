@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
+	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/policy"
@@ -25,10 +25,25 @@ type Config struct {
 	Logger *slog.Logger
 	// Observer is told of the same events, for counting.
 	Observer Observer
+	// Journal is a directory, of this process alone, for what dedupd did not
+	// acknowledge: outcomes survive a restart of the service there. It holds keys
+	// and responses, readable by its owner only, up to 128 MiB. Empty: they are
+	// kept in memory only.
+	Journal string
+	// Shadow is the namespace of Observe; empty means Namespace + ".shadow".
+	Shadow string
+	// CloseTime is for how long Close goes on delivering; zero means
+	// DefaultCloseTime.
+	CloseTime time.Duration
 }
+
+// DefaultCloseTime is how long Close delivers when Config.CloseTime is zero.
+const DefaultCloseTime = 5 * time.Second
 
 func (c *Config) withDefaults() {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Shadow = cmp.Or(c.Shadow, c.Namespace+".shadow")
+	c.CloseTime = cmp.Or(c.CloseTime, DefaultCloseTime)
 }
 
 func (c *Config) validate() error {
@@ -37,6 +52,9 @@ func (c *Config) validate() error {
 	}
 	if c.Namespace == "" {
 		return errors.New("guard: name the namespace that the records belong to")
+	}
+	if c.CloseTime < 0 {
+		return errors.New("guard: times must not be negative")
 	}
 	return nil
 }
@@ -59,6 +77,28 @@ type Observer struct {
 	Undelivered func(operation string)
 	// Superseded: a Complete came too late, another holder had the record.
 	Superseded func(operation string)
+	// Reconciled: the background reconciler settled an unknown outcome.
+	Reconciled func(operation string)
+	// Unreconciled: it asked for the last time, the outcome is still unknown.
+	// Alert on it: an operator must resolve the record.
+	Unreconciled func(operation string)
+	// Partial: a reconciler found that a part of the effect happened. Alert on it:
+	// the record is held until an operator resolves it.
+	Partial func(operation string)
+	// Pending tells how many messages wait in the background for dedupd, and their
+	// size, whenever that changes.
+	Pending func(messages int, size int64)
+	// CompleterFull: such a message found no room; its outcome is lost to repeats
+	// unless a reconciler or an operator finds it. Alert on it.
+	CompleterFull func(operation string)
+	// JournalFailed: an outcome could not be written to the journal. Alert on it.
+	JournalFailed func()
+}
+
+func count0(f func()) {
+	if f != nil {
+		f()
+	}
 }
 
 func count(f func(string), operation string) {
@@ -74,20 +114,25 @@ type Engine struct {
 	log       *slog.Logger
 	observe   Observer
 	often     policy.Backoff // between tries that somebody waits for
-	seldom    policy.Backoff // between tries in the background
+	completer *completer
+	prober    *prober
+	watch     *watcher
+	closeTime time.Duration
 
-	// life ends with Close; runs and background deliveries stop by it.
+	// life ends with Close; runs stop by it.
 	life context.Context //nolint:containedctx // the engine's own lifetime, not a call's
 	end  context.CancelCauseFunc
 
+	closing sync.Once
+
 	mu      sync.Mutex
-	closed  bool
-	pending int            // background deliveries
-	wg      sync.WaitGroup // the same, for Close
+	running map[string]struct{} // records that this process runs right now
 }
 
-// New returns an engine, or an error that says what is missing. The engine
-// starts no goroutine of its own; Close it when the service stops.
+// New returns an engine, or an error that says what is missing. What an earlier
+// process left in the journal is delivered from here on. Close the engine when
+// the service stops; it has a goroutine only while there is something to do in
+// the background.
 func New(c Config) (*Engine, error) {
 	c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -101,23 +146,36 @@ func New(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	life, end := context.WithCancelCause(context.Background())
-	return &Engine{
+	e := &Engine{
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
-		often: often, seldom: seldom, life: life, end: end,
-	}, nil
+		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime,
+		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
+	}
+	e.life, e.end = context.WithCancelCause(context.Background())
+	if e.prober, err = newProber(e); err != nil {
+		return nil, err
+	}
+	if c.Journal != "" {
+		if err := e.completer.reopen(e.life, c.Journal); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
 }
 
-// Close ends the contexts of all runs with ErrClosed, gives up what is still to
-// be delivered in the background, and waits for that to have stopped. Runs that
-// are still going on may end after it; they still deliver their outcome, for as
-// long as a foreground delivery takes. A second Close does nothing.
+// Close ends the contexts of all runs with ErrClosed, goes on delivering for up
+// to Config.CloseTime, gives up what is left of it (what is in the journal stays
+// there for the next process), and waits for all that to have stopped; for a
+// reconciler that ignores its context only half of that time. Close after the runs have ended: those that still go on deliver their outcome for as
+// long as a foreground delivery takes, and no longer. A second Close does nothing.
 func (e *Engine) Close() {
-	e.mu.Lock()
-	e.closed = true
-	e.mu.Unlock()
-	e.end(ErrClosed)
-	e.wg.Wait()
+	e.closing.Do(func() {
+		e.end(ErrClosed)
+		until := time.Now().Add(e.closeTime)
+		e.prober.close(e.life, e.closeTime/2)
+		e.watch.close()
+		e.completer.close(e.life, max(0, time.Until(until)))
+	})
 }
 
 // work is one call on its way through the engine.
@@ -126,6 +184,7 @@ type work struct {
 	call     Call
 	identity *dedupv1.Identity
 	recordID []byte
+	probing  bool // by the background reconciler
 }
 
 // Do runs the work, or answers from the record. The Result says whether the
@@ -177,9 +236,33 @@ func (w *work) do(ctx context.Context, run Run) (Result, error) {
 	return h.run(runCtx, run)
 }
 
+// runs notes that this process runs a record's work, until the function that it
+// returns is called.
+func (e *Engine) runs(recordID []byte) (ended func()) {
+	id := string(recordID)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.running[id] = struct{}{}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.running, id)
+	}
+}
+
+// knows reports whether this process runs the record's work, or has something to
+// tell dedupd of it.
+func (e *Engine) knows(recordID []byte) bool {
+	e.mu.Lock()
+	_, running := e.running[string(recordID)]
+	e.mu.Unlock()
+	return running || e.completer.knows(recordID)
+}
+
 // run runs the work under the lease and delivers how it ended.
 func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 	count(h.e.observe.Granted, h.call.Operation)
+	defer h.e.runs(h.recordID)()
 	ended := false
 	defer func() {
 		// A panic, or a handler that ended its goroutine: it goes on its way, but
@@ -196,45 +279,4 @@ func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 		return Result{}, nil
 	}
 	return h.complete(ctx, ending.Outcome)
-}
-
-// later delivers something in the background, for up to laterTime, at most
-// maxPending at a time. deliver is called until it returns true. ctx lends its
-// values, not its end.
-func (e *Engine) later(ctx context.Context, operation string, deliver func(context.Context) bool) {
-	e.mu.Lock()
-	ok := !e.closed && e.pending < maxPending
-	if ok {
-		e.pending++
-		e.wg.Add(1)
-	}
-	e.mu.Unlock()
-	if !ok {
-		e.undelivered(ctx, operation)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), laterTime)
-	unhook := context.AfterFunc(e.life, cancel) //nolint:contextcheck // a second end: the engine's
-	go func() {
-		defer func() {
-			unhook()
-			cancel()
-			e.mu.Lock()
-			e.pending--
-			e.mu.Unlock()
-			e.wg.Done()
-		}()
-		for n := 0; !deliver(ctx); n++ {
-			if !pause(ctx, e.seldom.Wait(n, 0, rand.Int64N)) {
-				e.undelivered(ctx, operation)
-				return
-			}
-		}
-	}()
-}
-
-func (e *Engine) undelivered(ctx context.Context, operation string) {
-	count(e.observe.Undelivered, operation)
-	e.log.LogAttrs(ctx, slog.LevelError, "gave up telling dedupd how a run ended; its record stays unfinished until it is reconciled or resolved",
-		slog.String("operation", operation))
 }

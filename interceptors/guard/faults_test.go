@@ -113,7 +113,7 @@ func TestAnOutcomeThatCannotBeDeliveredIsNeverRunAgain(t *testing.T) { // A02, H
 		_, err = w.engine.Do(t.Context(), call(), e.run)
 		retryAfter := requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
 		require.Positive(t, retryAfter, "it may settle by itself: somebody goes on trying")
-		pass(time.Hour)
+		pass(25 * time.Hour)
 		_, err = w.engine.Do(t.Context(), call(), e.run)
 		retryAfter = requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true)
 		require.Zero(t, retryAfter)
@@ -348,21 +348,6 @@ func TestAnOutcomeThatDedupdRefusesIsNotAnOutcomeLost(t *testing.T) { // D01
 	})
 }
 
-func TestClosingTheEngineGivesUpWhatIsStillToBeDelivered(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.on("Complete", always(fault{err: errCut}))
-		var e effect
-		_, err := w.engine.Do(t.Context(), call(), e.run)
-		require.NoError(t, err)
-		at := time.Now()
-		w.engine.Close()
-		require.Zero(t, time.Since(at))
-		synctest.Wait()
-	})
-}
-
 func TestAHolderWhoseRecordIsGoneInvitesNoRetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -375,5 +360,34 @@ func TestAHolderWhoseRecordIsGoneInvitesNoRetry(t *testing.T) {
 			return e.run(ctx, a)
 		})
 		require.Zero(t, requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true), "a retry would be a second effect")
+	})
+}
+
+func TestAKeyThatSomebodyWasBusyWithIsNotUnreached(t *testing.T) { // H01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, other := w.join(t, guard.Observer{})
+		var e effect
+		go other.Do(t.Context(), call(), e.lasting(4*time.Minute)) //nolint:errcheck // it holds the key
+		synctest.Wait()
+		c := call()
+		c.Wait = time.Minute // dedupd holds a call for half of it
+		for busy, reserve := range map[bool]func(int) fault{
+			true: func(n int) fault {
+				if n > 1 {
+					return fault{err: errCut}
+				}
+				return fault{}
+			},
+			false: always(fault{err: errCut}),
+		} {
+			w.on("Reserve", reserve)
+			_, err := w.engine.Do(t.Context(), c, nil)
+			var refusal *guard.RefusalError
+			require.ErrorAs(t, err, &refusal)
+			require.Equal(t, dedupv1.Reason_REASON_STORE_UNAVAILABLE, refusal.Reason)
+			require.Equal(t, !busy, refusal.Unreached)
+		}
 	})
 }

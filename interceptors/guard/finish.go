@@ -94,27 +94,22 @@ func withoutAnswer(o *dedupv1.Outcome) *dedupv1.Outcome {
 }
 
 func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest) {
-	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
-		try, cancel := trying(ctx, tryTime)
-		defer cancel()
-		_, err := h.e.dedup.Complete(try, req)
-		if reason, _ := reasonOf(err); reason == dedupv1.Reason_REASON_STALE_HOLDER {
-			h.tooLate(ctx)
-		}
-		return err == nil || answered(err)
+	h.e.completer.add(ctx, &letter{
+		recordID: string(h.recordID), operation: h.call.Operation, complete: req,
+		stands: h.call.ownAnswerStands(), fingerprints: h.call.Fingerprints,
 	})
 }
 
-func (h *hold) tooLate(ctx context.Context) {
-	count(h.e.observe.Superseded, h.call.Operation)
-	h.e.log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; dedupd keeps the conflict",
-		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+func tooLate(ctx context.Context, log *slog.Logger, observe Observer, operation string, recordID []byte) {
+	count(observe.Superseded, operation)
+	log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; dedupd keeps the conflict",
+		slog.String("operation", operation), slog.String("record", short(recordID)))
 }
 
 // superseded answers for a holder whose record was no longer its own: with the
 // stored outcome, never with its own.
 func (h *hold) superseded(ctx context.Context) (Result, error) {
-	h.tooLate(ctx)
+	tooLate(ctx, h.e.log, h.e.observe, h.call.Operation, h.recordID)
 	var resp *dedupv1.LookupResponse
 	err := h.e.tell(ctx, func(ctx context.Context) (err error) {
 		resp, err = h.e.dedup.Lookup(ctx, &dedupv1.LookupRequest{
@@ -165,11 +160,8 @@ func (h *hold) release(ctx context.Context, e Ending) {
 		return
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
-	h.e.later(ctx, h.call.Operation, func(ctx context.Context) bool {
-		try, cancel := trying(ctx, tryTime)
-		defer cancel()
-		err := send(try)
-		return err == nil || answered(err)
+	h.e.completer.add(ctx, &letter{
+		recordID: string(h.recordID), operation: h.call.Operation, release: req, fingerprints: h.call.Fingerprints,
 	})
 }
 

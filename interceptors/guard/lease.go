@@ -101,6 +101,7 @@ func (h *hold) start(caller context.Context) (ctx context.Context, stop func()) 
 	r.callerDeadline, _ = caller.Deadline()
 	ctx = context.WithValue(context.WithoutCancel(caller), runKey{}, r)
 	ctx, endRun := context.WithTimeoutCause(ctx, h.call.MaxRun, ErrMaxRun)
+	ctx, endWithCaller := h.follow(ctx, caller)
 	ctx, lose := context.WithCancelCause(ctx)
 	unhook := context.AfterFunc(h.e.life, func() { lose(ErrClosed) })
 	keeping, stopKeeping := context.WithCancel(ctx)
@@ -114,7 +115,26 @@ func (h *hold) start(caller context.Context) (ctx context.Context, stop func()) 
 		stopKeeping()
 		<-kept
 		lose(context.Canceled)
+		endWithCaller()
 		endRun()
+	}
+}
+
+// follow makes a run's context end with its caller's, where the call wants that.
+func (h *hold) follow(ctx, caller context.Context) (context.Context, func()) {
+	if !h.call.CallerCancels {
+		return ctx, func() {}
+	}
+	stop := func() {}
+	if deadline, ok := caller.Deadline(); ok {
+		ctx, stop = context.WithDeadline(ctx, deadline)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
+	return ctx, func() {
+		unhook()
+		cancel(context.Canceled)
+		stop()
 	}
 }
 

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -16,6 +17,8 @@ const (
 	reconcileTime  = 30 * time.Second // for one look
 	reconcileRetry = 2 * time.Second  // hint after a look that settled nothing
 )
+
+var errLookTime = errors.New("the reconciler's time is over")
 
 // Reconciler finds out what an earlier run, whose end nobody knows, did. It runs
 // under the new grant's lease, on a context like a run's, for at most 30 s. It
@@ -87,6 +90,7 @@ func (h *hold) reconcile(ctx context.Context) (res Result, begun bool, err error
 			return Result{}, false, h.unsettled(ctx, "not seen, and a late effect may still land", max(wait, reconcileRetry))
 		}
 	case partial:
+		count(h.e.observe.Partial, h.call.Operation)
 		h.e.log.LogAttrs(ctx, slog.LevelError, "a part of an effect was applied; the record is held until an operator resolves it",
 			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
 		return Result{}, false, h.unsettled(ctx, "partial: "+v.note, 0)
@@ -100,7 +104,7 @@ func (h *hold) look(ctx context.Context) (v Verdict) {
 	if h.call.Reconciler == nil {
 		return StillUnknown() // granted to reconcile what we never asked for
 	}
-	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, reconcileTime, errLookTime)
 	defer cancel()
 	failed := func(how string) {
 		v = StillUnknown()
@@ -113,15 +117,23 @@ func (h *hold) look(ctx context.Context) (v Verdict) {
 		}
 	}()
 	v, err := h.call.Reconciler(ctx, h.attempt())
-	if err != nil {
+	switch {
+	case err != nil:
 		failed(status.Code(err).String())
+	case errors.Is(context.Cause(ctx), errLookTime):
+		failed("its time was over") // whatever it ruled, it may no longer be so
 	}
 	return v
 }
 
-// unsettled gives the grant back with nothing found out.
+// unsettled gives the grant back with nothing found out. The background
+// reconciler goes on asking where asking again may help; the caller is told to
+// wait for as long as it does.
 func (h *hold) unsettled(ctx context.Context, note string, retry time.Duration) error {
 	h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: cut(note, maxNote)})
+	if retry > 0 && !h.probing && !h.e.prober.met(ctx, h.work, retry) {
+		retry = 0
+	}
 	return h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, retry, nil)
 }
 

@@ -36,6 +36,10 @@ type RefusalError struct {
 	RecordID  []byte
 	// RetryAfter is when asking again may help; zero: waiting does not help.
 	RetryAfter time.Duration
+	// Unreached: dedupd said nothing at all of the key, and neither does this
+	// process know of a run under it. A policy that fails open may run the work
+	// now, unprotected.
+	Unreached bool
 	// Unknown: the effect may have happened. errors.Is(err, ErrOutcomeUnknown).
 	Unknown bool
 	// Err is the cause: dedupd's own refusal where there was one, a gRPC status

@@ -24,6 +24,7 @@ var errUnreadable = errors.New("dedupd's answer cannot be read; it may be of a n
 // reserve asks for the key until it is granted with enough lease to run, or
 // answered otherwise. Exactly one of the three results is set.
 func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error) {
+	w.e.completer.flush(caller, w.recordID)
 	waitUntil := time.Now().Add(w.wait(caller))
 	ctx, cancel := context.WithDeadline(caller, waitUntil.Add(reserveTime))
 	defer cancel()
@@ -33,7 +34,7 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 			return nil, nil, callerGone(caller)
 		}
 		if err != nil || stored != nil {
-			return nil, stored, err
+			return w.ownOutcome(stored, err)
 		}
 		if h == nil {
 			continue // the attempt id was spent on the way: a late copy of ours
@@ -50,6 +51,21 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 	return nil, nil, w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, nil)
 }
 
+// ownOutcome looks into the process's own completer before a call is refused
+// because nobody knows the outcome: if it is ours, and the first caller has it,
+// repeats get it too.
+func (w *work) ownOutcome(stored *dedupv1.Completed, err error) (*hold, *dedupv1.Completed, error) {
+	var refusal *RefusalError
+	if !errors.As(err, &refusal) || !w.call.ownAnswerStands() ||
+		refusal.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
+		return nil, stored, err
+	}
+	if o := w.e.completer.outcomeOf(w.recordID, w.call.Fingerprints); o != nil {
+		return nil, &dedupv1.Completed{Outcome: o}, nil
+	}
+	return nil, nil, err
+}
+
 // wait is how long this call may wait for somebody else's run: it is answered
 // before the caller's deadline, never after it.
 func (w *work) wait(caller context.Context) time.Duration {
@@ -63,7 +79,7 @@ func (w *work) wait(caller context.Context) time.Duration {
 // ask sends one Reserve, under one attempt id, until its answer is read.
 func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (*hold, *dedupv1.Completed, error) {
 	tries := max(1, reserveTries+1-w.call.Attempt)
-	unread := 0
+	unread, busy := 0, false
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
 		try, cancel := trying(ctx, tryTime+wait)
@@ -79,6 +95,7 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			case *dedupv1.ReserveResponse_Completed:
 				return nil, a.Completed, nil
 			case *dedupv1.ReserveResponse_InProgress:
+				busy = true
 				retry := max(a.InProgress.GetRetryAfter().AsDuration(), minRetryAfter)
 				if time.Until(waitUntil) > retry && pause(ctx, retry) {
 					continue
@@ -89,14 +106,24 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			err = errUnreadable
 		} else if answered(err) {
 			w.disown(ctx, attemptID, unread)
-			return nil, nil, w.refused(ctx, err)
+			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
 		unread++
 		if unread == tries || !w.e.pause(ctx, unread-1) {
 			w.disown(ctx, attemptID, unread)
-			return nil, nil, w.refused(ctx, err)
+			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
 	}
+}
+
+// unreached notes that a refusal says nothing of the key: nobody was busy with
+// it, and this process has nothing to tell of it either.
+func (w *work) unreached(err error, busy bool) error {
+	var refusal *RefusalError
+	if errors.As(err, &refusal) && refusal.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
+		refusal.Unreached = !busy && !w.e.knows(w.recordID)
+	}
+	return err
 }
 
 func (w *work) reserveRequest(attemptID []byte, wait time.Duration) *dedupv1.ReserveRequest {
@@ -142,10 +169,5 @@ func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 		Identity: w.identity, AttemptId: attemptID, Effect: dedupv1.Effect_EFFECT_NONE,
 		Note: "the grant was never read",
 	}
-	w.e.later(ctx, w.call.Operation, func(ctx context.Context) bool {
-		try, cancel := trying(ctx, tryTime)
-		defer cancel()
-		_, err := w.e.dedup.Release(try, req)
-		return err == nil || answered(err)
-	})
+	w.e.completer.add(ctx, &letter{recordID: string(w.recordID), operation: w.call.Operation, release: req})
 }

@@ -25,10 +25,9 @@ const (
 	tryBase = 25 * time.Millisecond
 	tryCap  = time.Second
 
-	maxPending = 1024 // background deliveries at a time
-	laterBase  = 100 * time.Millisecond
-	laterCap   = 30 * time.Second
-	laterTime  = 10 * time.Minute
+	laterBase = 100 * time.Millisecond // between tries in the background
+	laterCap  = 30 * time.Second
+	laterTime = 24 * time.Hour // after which a message is given up
 )
 
 // newAttemptID names one try.

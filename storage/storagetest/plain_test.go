@@ -56,7 +56,7 @@ func (s *plain) judge(ctx context.Context, id storage.RecordID, req storage.Requ
 	row := s.rows[id]
 	if s.fault == "reads and writes apart" {
 		s.mu.Unlock()
-		<-time.After(time.Millisecond)
+		<-time.After(50 * time.Millisecond) // long enough for the others to have read
 		s.mu.Lock()
 	}
 	if s.fault == "knows no ended attempts" && row != nil {

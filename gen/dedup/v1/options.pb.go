@@ -38,6 +38,11 @@ const (
 	KeyRule_KEY_RULE_REQUIRED KeyRule = 2
 	// Keys are ignored.
 	KeyRule_KEY_RULE_OFF KeyRule = 3
+	// For adoption: the handler always runs and its answer is untouched, with or
+	// without a key. Beside it keys are reserved and completed in a shadow
+	// namespace, and what would have been replayed, refused or told apart is
+	// counted.
+	KeyRule_KEY_RULE_OBSERVE KeyRule = 4
 )
 
 // Enum value maps for KeyRule.
@@ -47,12 +52,14 @@ var (
 		1: "KEY_RULE_OPTIONAL",
 		2: "KEY_RULE_REQUIRED",
 		3: "KEY_RULE_OFF",
+		4: "KEY_RULE_OBSERVE",
 	}
 	KeyRule_value = map[string]int32{
 		"KEY_RULE_UNSPECIFIED": 0,
 		"KEY_RULE_OPTIONAL":    1,
 		"KEY_RULE_REQUIRED":    2,
 		"KEY_RULE_OFF":         3,
+		"KEY_RULE_OBSERVE":     4,
 	}
 )
 
@@ -205,6 +212,13 @@ type MethodPolicy struct {
 	ReplayTrailers []string `protobuf:"bytes,7,rep,name=replay_trailers,json=replayTrailers,proto3" json:"replay_trailers,omitempty"`
 	// What an unmarked error means.
 	Errors ErrorRule `protobuf:"varint,8,opt,name=errors,proto3,enum=dedup.v1.ErrorRule" json:"errors,omitempty"`
+	// While dedupd cannot be reached, calls run without protection instead of being
+	// refused; each is counted. Only for methods whose double effect is cheaper
+	// than their outage.
+	FailOpen bool `protobuf:"varint,9,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
+	// The handler's context ends with its caller's cancel and deadline, as without
+	// keys: a caller that leaves may then leave an unknown outcome behind.
+	CallerCancels bool `protobuf:"varint,10,opt,name=caller_cancels,json=callerCancels,proto3" json:"caller_cancels,omitempty"`
 	// Request fields that tell one intent from another: a client that gives a call
 	// no key of its own derives it from them, so that the same facts have the same
 	// key in every process and after every restart. Names as in the proto file,
@@ -304,6 +318,20 @@ func (x *MethodPolicy) GetErrors() ErrorRule {
 	return ErrorRule_ERROR_RULE_UNSPECIFIED
 }
 
+func (x *MethodPolicy) GetFailOpen() bool {
+	if x != nil {
+		return x.FailOpen
+	}
+	return false
+}
+
+func (x *MethodPolicy) GetCallerCancels() bool {
+	if x != nil {
+		return x.CallerCancels
+	}
+	return false
+}
+
 func (x *MethodPolicy) GetKeyFields() []string {
 	if x != nil {
 		return x.KeyFields
@@ -350,7 +378,7 @@ var File_dedup_v1_options_proto protoreflect.FileDescriptor
 
 const file_dedup_v1_options_proto_rawDesc = "" +
 	"\n" +
-	"\x16dedup/v1/options.proto\x12\bdedup.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xf8\x02\n" +
+	"\x16dedup/v1/options.proto\x12\bdedup.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xbc\x03\n" +
 	"\fMethodPolicy\x12%\n" +
 	"\x04keys\x18\x01 \x01(\x0e2\x11.dedup.v1.KeyRuleR\x04keys\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\tR\toperation\x12\x1d\n" +
@@ -360,14 +388,18 @@ const file_dedup_v1_options_proto_rawDesc = "" +
 	"\tretention\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tretention\x12%\n" +
 	"\x0ereplay_headers\x18\x06 \x03(\tR\rreplayHeaders\x12'\n" +
 	"\x0freplay_trailers\x18\a \x03(\tR\x0ereplayTrailers\x12+\n" +
-	"\x06errors\x18\b \x01(\x0e2\x13.dedup.v1.ErrorRuleR\x06errors\x12\x1d\n" +
+	"\x06errors\x18\b \x01(\x0e2\x13.dedup.v1.ErrorRuleR\x06errors\x12\x1b\n" +
+	"\tfail_open\x18\t \x01(\bR\bfailOpen\x12%\n" +
+	"\x0ecaller_cancels\x18\n" +
+	" \x01(\bR\rcallerCancels\x12\x1d\n" +
 	"\n" +
-	"key_fields\x18\f \x03(\tR\tkeyFields*c\n" +
+	"key_fields\x18\f \x03(\tR\tkeyFields*y\n" +
 	"\aKeyRule\x12\x18\n" +
 	"\x14KEY_RULE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_RULE_OPTIONAL\x10\x01\x12\x15\n" +
 	"\x11KEY_RULE_REQUIRED\x10\x02\x12\x10\n" +
-	"\fKEY_RULE_OFF\x10\x03*U\n" +
+	"\fKEY_RULE_OFF\x10\x03\x12\x14\n" +
+	"\x10KEY_RULE_OBSERVE\x10\x04*U\n" +
 	"\tErrorRule\x12\x1a\n" +
 	"\x16ERROR_RULE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10ERROR_RULE_TABLE\x10\x01\x12\x16\n" +

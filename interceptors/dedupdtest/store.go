@@ -1,0 +1,81 @@
+package dedupdtest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/dedupd/dedupd/storage"
+)
+
+// memory is the rules over a map, with a clock that can be put forward.
+type memory struct {
+	mu    sync.Mutex
+	rows  map[storage.RecordID]*storage.Record
+	ahead time.Duration
+}
+
+var _ storage.Store = (*memory)(nil)
+
+func (s *memory) judge(ctx context.Context, id storage.RecordID, q storage.Request) (storage.Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return storage.Answer{}, err
+	}
+	next, ans := storage.Apply(s.rows[id], q, s.nowLocked(), 0)
+	if next != nil {
+		s.rows[id] = next
+	}
+	return ans, nil
+}
+
+func (s *memory) nowLocked() storage.Instant { return storage.InstantOf(time.Now().Add(s.ahead)) }
+
+// lapse puts the clock forward until every lease has been over for long enough:
+// a second, or as many more leases.
+func (s *memory) lapse(leases int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		past := r.LeaseEnd.Add(time.Second + time.Duration(leases)*r.Lease).Sub(s.nowLocked())
+		s.ahead += max(0, past)
+	}
+}
+
+func (s *memory) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
+	return s.judge(ctx, q.Identity.RecordID(), q)
+}
+
+func (s *memory) Release(ctx context.Context, q storage.Release) (storage.Answer, error) {
+	return s.judge(ctx, q.Identity.RecordID(), q)
+}
+
+func (s *memory) BeginRun(ctx context.Context, id storage.RecordID, q storage.BeginRun) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *memory) Complete(ctx context.Context, id storage.RecordID, q storage.Complete) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *memory) Extend(ctx context.Context, id storage.RecordID, q storage.Extend) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *memory) Lookup(ctx context.Context, id storage.RecordID, q storage.Lookup) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *memory) Resolve(ctx context.Context, id storage.RecordID, q storage.Resolve) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+// List is for operators; a test has none.
+func (s *memory) List(context.Context, storage.List) (storage.Page, error) {
+	return storage.Page{}, nil
+}
+func (s *memory) Sweep(context.Context, int) (int, error) { return 0, nil }
+func (s *memory) Check(context.Context) error             { return nil }
+func (s *memory) Skew() time.Duration                     { return 0 }
+func (s *memory) Close() error                            { return nil }
