@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -37,6 +38,8 @@ type storeFlags struct {
 	StoreConns  int64  `default:"16" help:"Connections to the database, at most: 2 to 1000."`
 	StoreAlone  bool   `help:"Send each call to the database alone, instead of gathering concurrent ones into one statement."`
 	AutoMigrate bool   `help:"Bring the database's schema up to this release at the start, as 'dedupd migrate up' does. For development."`
+
+	disk vfs.FS `kong:"-"` // of the embedded store; nil is the disk
 }
 
 func (f *storeFlags) check() error {
@@ -53,8 +56,9 @@ func (f *storeFlags) check() error {
 	return nil
 }
 
-// open opens the store and says in words where its data is.
-func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.Registerer) (storage.Store, string, error) {
+// open opens the store and says in words where its data is. It calls failed, once,
+// when the store can go on only in another process.
+func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.Registerer, failed func(error)) (storage.Store, string, error) {
 	switch {
 	case f.Store != "":
 		return f.openSQL(ctx, log, reg)
@@ -69,7 +73,9 @@ func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.
 			return nil, "", err
 		}
 	}
-	store, err := embedded.Open(embedded.Options{Dir: dir, Logger: log})
+	store, err := embedded.Open(embedded.Options{Dir: dir, FS: f.disk, Logger: log, OnFailure: func(err error) {
+		failed(fmt.Errorf("the store in %s has stopped: %w", dir, err))
+	}})
 	switch {
 	case err == nil:
 		return store, dir, nil

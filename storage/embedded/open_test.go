@@ -205,12 +205,16 @@ func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
 			faults.Add(1)
 			return syscall.ENOSPC
 		}))
-		s, err := embedded.Open(small(disk))
+		o := small(disk)
+		told := make(chan error, 1)
+		o.OnFailure = func(err error) { told <- err }
+		s, err := embedded.Open(o)
 		if err == nil {
 			done = faults.Load() == 0
 			_ = s.Close() // reports the fault, if it came after opening
 		} else {
 			require.ErrorIs(t, err, syscall.ENOSPC, "write operation %d", failAt)
+			require.Empty(t, told, "Open has said it")
 		}
 		again, err := embedded.Open(small(left))
 		require.NoError(t, err, "write operation %d", failAt)
