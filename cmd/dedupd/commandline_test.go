@@ -121,11 +121,27 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 
 func TestAnOutcomeFileThatHoldsSomethingElseIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
+	const cannotReach = "cannot reach dedupd at 127.0.0.1:1"
 	file := filepath.Join(t.TempDir(), "outcome.json")
-	require.NoError(t, os.WriteFile(file, []byte(`{"nonsense": 1}`), 0o600))
-	code, _, stderr := typed(t, "keys", "resolve", "--id", "0123456789ab", "--completed", "--note", "n", "--yes", "--outcome-file", file)
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, stderr, "does not hold a dedup.v1.Outcome")
+	for text, want := range map[string]string{
+		`{"nonsense": 1}`:                 "does not hold a dedup.v1.Outcome",
+		`{}`:                              "has neither a response nor the status of a failure",
+		`{"status": ""}`:                  "has neither a response nor the status of a failure",
+		`{"status": "EgJvaw=="}`:          "has neither a response nor the status of a failure", // code OK, a message
+		`{"status": "CAU"}`:               cannotReach,                                          // NOT_FOUND
+		`{"status": "//8="}`:              "has a status that is not a serialised google.rpc.Status",
+		`{"response": {}}`:                "has a response without a typeUrl",
+		`{"response": {"value": "CAE="}}`: "has a response without a typeUrl",
+		`{"response": {"typeUrl": "type.googleapis.com/", "value": "CAE="}}`: "has a response without a typeUrl",
+		`{"response": {"typeUrl": "type.googleapis.com/shop.v1.Receipt"}}`:   cannotReach,
+		`{"omitted": {"size": "5000000"}}`:                                   cannotReach,
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		code, _, stderr := typed(t, "keys", "resolve", "--addr", "127.0.0.1:1", "--id", "0123456789ab", "--completed", "--note", "n", "--yes", "--outcome-file", file)
+		require.Contains(t, stderr, want, text)
+		require.Equal(t, want != cannotReach, code == exitUsage, text)
+		require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
+	}
 }
 
 func TestFlagsComeFromTheEnvironmentAndTheCommandLineWins(t *testing.T) {
