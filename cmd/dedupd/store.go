@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -129,16 +131,38 @@ func schemaStatus(ctx context.Context, opts cockroach.Options) (cockroach.Schema
 	return status, explainSQL(opts.URL, err)
 }
 
-// explainSQL says which database an error is about, without its password.
+// explainSQL says in one sentence which database an error is about, without its
+// password, and what to do.
 func explainSQL(url string, err error) error {
 	var schema *cockroach.SchemaError
+	var connect *pgconn.ConnectError
+	var answer *pgconn.PgError
 	switch {
-	case err == nil || errors.As(err, &schema):
+	case err == nil || errors.As(err, &schema) || errors.Is(err, context.Canceled):
 		return err
+	case errors.As(err, &connect) && errors.As(err, &answer):
+		return fmt.Errorf("the database at %s refuses the connection (%s); see that it is ready, and that --store names the right user, password and database", place(url), answer.Message)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the database at %s does not answer; see that it runs and that --store names it", place(url))
+	case connect != nil:
+		return fmt.Errorf("the database at %s cannot be reached (%s); see that it runs and that --store names it", place(url), connectCause(connect))
 	}
 	return fmt.Errorf("the database at %s cannot be used: %w", place(url), err)
+}
+
+// connectCause cuts an error of pgx, which has a line for every address and kind of
+// encryption that was tried, to what went wrong last.
+func connectCause(err *pgconn.ConnectError) string {
+	var number syscall.Errno
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &number):
+		return number.Error()
+	case errors.As(err, &dns):
+		return dns.Err
+	}
+	lines := strings.Split(strings.TrimSpace(err.Unwrap().Error()), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
 }
 
 // place is the host and name of a database.
