@@ -70,7 +70,6 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing":                        {[]string{}, "see `dedupd --help`"},
 		"unknown command":                {[]string{"sevre"}, "unexpected argument sevre, did you mean \"serve\"?; see `dedupd --help`"},
 		"unknown command of keys":        {[]string{"keys", "foo"}, "see `dedupd keys --help`"},
 		"an address with a scheme":       {[]string{"keys", "list", "--addr", "http://127.0.0.1:7480"}, `--addr is "http://127.0.0.1:7480"; it takes host:port`},
@@ -117,6 +116,16 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 			require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
 		})
 	}
+}
+
+func TestNothingTypedPrintsTheUsage(t *testing.T) {
+	t.Parallel()
+	code, stdout, stderr := typed(t)
+	require.Equal(t, exitUsage, code)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "Usage: dedupd <command>")
+	require.Contains(t, stderr, "Run the service.")
+	require.Regexp(t, "dedupd: expected one of \"serve\".*see `dedupd --help`\n$", stderr)
 }
 
 func TestAnOutcomeFileThatHoldsSomethingElseIsRefusedBeforeAnythingIsSent(t *testing.T) {
@@ -168,6 +177,9 @@ func TestVersionTellsHowItWasBuilt(t *testing.T) {
 	code, stdout, _ := typed(t, "version")
 	require.Equal(t, exitDone, code)
 	require.Regexp(t, `^dedupd \S+ \(.*go1\.`, stdout)
+	code, flag, _ := typed(t, "--version")
+	require.Equal(t, exitDone, code)
+	require.Equal(t, stdout, flag)
 	code, stdout, _ = typed(t, "version", "-o", "json")
 	require.Equal(t, exitDone, code)
 	require.Regexp(t, `^\{"version":.*"go":"go1\..*\}\n$`, stdout)
