@@ -146,9 +146,10 @@ func (s *Store) open(o Options) error {
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, failed)
 	}
 	if err != nil {
-		return fmt.Errorf("opening the store in %s: a file is missing, damaged or unreadable: check the disk, or restore the whole directory (%w)", o.Dir, err)
+		return fmt.Errorf("opening the store in %s: a file is missing, damaged or unreadable: check the disk, or restore the whole directory, but know that the keys which an older copy lacks run again (%w)", o.Dir, err)
 	}
 	if s.stored, err = s.readClock(); err != nil {
+		err = cmp.Or(s.failed.load(), err) // that says what to do
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
 	}
 	floor := storage.Instant(0)

@@ -103,6 +103,58 @@ func TestAStoreWithAMissingFileSaysWhatToDo(t *testing.T) {
 	}
 	_, err = embedded.Open(small(disk))
 	require.ErrorContains(t, err, "a file is missing, damaged or unreadable: check the disk")
+	require.ErrorContains(t, err, "the keys which an older copy lacks run again")
+}
+
+// The README says so: what a lost log held is new to the store, and no error tells.
+func TestTheLossOfTheNewestLogLooksLikeATornTail(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewMem()
+	s, err := embedded.Open(small(disk))
+	require.NoError(t, err)
+	_, err = s.Reserve(t.Context(), request("k"))
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	requireChanged(t, disk, ".log", disk.Remove)
+	ans, err := open(t, small(disk)).Lookup(t.Context(), request("k").Identity.RecordID(), storage.Lookup{})
+	require.NoError(t, err)
+	require.Equal(t, storage.StateAbsent, ans.State)
+}
+
+func TestADamagedTableSaysWhatARestoreCosts(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewMem()
+	s, err := embedded.Open(small(disk))
+	require.NoError(t, err)
+	_, err = s.Reserve(t.Context(), request("k"))
+	require.NoError(t, err)
+	require.NoError(t, s.Settle(t.Context()))
+	require.NoError(t, s.Close())
+	requireChanged(t, disk, ".sst", func(name string) error {
+		f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = f.WriteAt(bytes.Repeat([]byte{0x5a}, 40), 0)
+		require.NoError(t, err)
+		return f.Close()
+	})
+	_, err = embedded.Open(small(disk))
+	require.ErrorContains(t, err, "a file of the store is damaged: restore it from a copy, but know that the keys which an older copy lacks run again")
+	require.NotContains(t, err.Error(), "\n")
+}
+
+// requireChanged applies change to every file whose name ends in suffix.
+func requireChanged(t *testing.T, disk vfs.FS, suffix string, change func(name string) error) {
+	t.Helper()
+	files, err := disk.List("store")
+	require.NoError(t, err)
+	n := 0
+	for _, f := range files {
+		if strings.HasSuffix(f, suffix) {
+			require.NoError(t, change(disk.PathJoin("store", f)))
+			n++
+		}
+	}
+	require.Positive(t, n)
 }
 
 func TestAStoreOfAnotherVersionIsLeftAlone(t *testing.T) {
