@@ -81,6 +81,18 @@ func TestA06AnOperatorSettlesAnUnknownRecord(t *testing.T) {
 	}
 }
 
+func TestNoVersionIsToldWithinALeaseNotEvenOfASettledRecord(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	g := b.grant(t, 1)
+	require.Equal(t, make([]byte, 8), b.look(t).GetVersion())
+	_, err := b.dedup.Complete(t.Context(), completeReq(1, g.GetFence(), "x"))
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 8), b.look(t).GetVersion())
+	b.store.advance(storage.DefaultLease)
+	require.NotEqual(t, make([]byte, 8), b.look(t).GetVersion())
+}
+
 func TestAVerdictOnAnotherVersionWritesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -70,7 +70,6 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing":                        {[]string{}, "see `dedupd --help`"},
 		"unknown command":                {[]string{"sevre"}, "unexpected argument sevre, did you mean \"serve\"?; see `dedupd --help`"},
 		"unknown command of keys":        {[]string{"keys", "foo"}, "see `dedupd keys --help`"},
 		"an address with a scheme":       {[]string{"keys", "list", "--addr", "http://127.0.0.1:7480"}, `--addr is "http://127.0.0.1:7480"; it takes host:port`},
@@ -119,13 +118,39 @@ func TestAWrongCommandLineIsOneSentenceAndExitCode2(t *testing.T) {
 	}
 }
 
+func TestNothingTypedPrintsTheUsage(t *testing.T) {
+	t.Parallel()
+	code, stdout, stderr := typed(t)
+	require.Equal(t, exitUsage, code)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "Usage: dedupd <command>")
+	require.Contains(t, stderr, "Run the service.")
+	require.Regexp(t, "dedupd: expected one of \"serve\".*see `dedupd --help`\n$", stderr)
+}
+
 func TestAnOutcomeFileThatHoldsSomethingElseIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
+	const cannotReach = "cannot reach dedupd at 127.0.0.1:1"
 	file := filepath.Join(t.TempDir(), "outcome.json")
-	require.NoError(t, os.WriteFile(file, []byte(`{"nonsense": 1}`), 0o600))
-	code, _, stderr := typed(t, "keys", "resolve", "--id", "0123456789ab", "--completed", "--note", "n", "--yes", "--outcome-file", file)
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, stderr, "does not hold a dedup.v1.Outcome")
+	for text, want := range map[string]string{
+		`{"nonsense": 1}`:                 "does not hold a dedup.v1.Outcome",
+		`{}`:                              "has neither a response nor the status of a failure",
+		`{"status": ""}`:                  "has neither a response nor the status of a failure",
+		`{"status": "EgJvaw=="}`:          "has neither a response nor the status of a failure", // code OK, a message
+		`{"status": "CAU"}`:               cannotReach,                                          // NOT_FOUND
+		`{"status": "//8="}`:              "has a status that is not a serialised google.rpc.Status",
+		`{"response": {}}`:                "has a response without a typeUrl",
+		`{"response": {"value": "CAE="}}`: "has a response without a typeUrl",
+		`{"response": {"typeUrl": "type.googleapis.com/", "value": "CAE="}}`: "has a response without a typeUrl",
+		`{"response": {"typeUrl": "type.googleapis.com/shop.v1.Receipt"}}`:   cannotReach,
+		`{"omitted": {"size": "5000000"}}`:                                   cannotReach,
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		code, _, stderr := typed(t, "keys", "resolve", "--addr", "127.0.0.1:1", "--id", "0123456789ab", "--completed", "--note", "n", "--yes", "--outcome-file", file)
+		require.Contains(t, stderr, want, text)
+		require.Equal(t, want != cannotReach, code == exitUsage, text)
+		require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
+	}
 }
 
 func TestFlagsComeFromTheEnvironmentAndTheCommandLineWins(t *testing.T) {
@@ -152,6 +177,9 @@ func TestVersionTellsHowItWasBuilt(t *testing.T) {
 	code, stdout, _ := typed(t, "version")
 	require.Equal(t, exitDone, code)
 	require.Regexp(t, `^dedupd \S+ \(.*go1\.`, stdout)
+	code, flag, _ := typed(t, "--version")
+	require.Equal(t, exitDone, code)
+	require.Equal(t, stdout, flag)
 	code, stdout, _ = typed(t, "version", "-o", "json")
 	require.Equal(t, exitDone, code)
 	require.Regexp(t, `^\{"version":.*"go":"go1\..*\}\n$`, stdout)

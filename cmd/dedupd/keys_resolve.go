@@ -11,8 +11,12 @@ import (
 	"strings"
 
 	"golang.org/x/term"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
@@ -24,7 +28,7 @@ type keysResolveCmd struct {
 
 	Completed   bool   `env:"-" help:"Verdict: the effect happened."`
 	Released    bool   `env:"-" help:"Verdict: the effect did not happen and can no longer happen. Needs --basis."`
-	OutcomeFile string `env:"-" type:"existingfile" placeholder:"FILE" help:"With --completed: what the first caller saw, a dedup.v1.Outcome in protobuf's JSON; without it repeats are told that the answer was not kept."`
+	OutcomeFile string `env:"-" type:"existingfile" placeholder:"FILE" help:"With --completed: what the first caller saw, a dedup.v1.Outcome in protobuf's JSON, like {\"response\": {\"typeUrl\": \"type.googleapis.com/shop.v1.Receipt\", \"value\": \"<base64 of the message>\"}}; without it repeats are told that the answer was not kept."`
 	Basis       string `env:"-" enum:",bounded,fenced,inbox" default:"" placeholder:"WHY" help:"With --released, why nothing started earlier can still land. bounded: no effect lands after its lease; fenced: the resource refuses older fences, and yours was registered; inbox: key and effect commit together."`
 	Note        string `env:"-" required:"" help:"Why, for the audit log: 1 to 1024 bytes; never a key or a request."`
 	Version     string `env:"DEDUPD_RECORD_VERSION" placeholder:"HEX" help:"Version of the record that you judged, from 'keys get'; default: that of the record shown now."`
@@ -144,9 +148,32 @@ func (c *keysResolveCmd) judge(request *dedupv1.ResolveRequest) error {
 		if err := protojson.Unmarshal(text, completed.Outcome); err != nil {
 			return usagef("--outcome-file %s does not hold a dedup.v1.Outcome in protobuf's JSON: %v", c.OutcomeFile, err)
 		}
+		if fault := unusable(completed.Outcome); fault != "" {
+			return usagef("--outcome-file %s %s; nothing was written: the verdict could never be undone", c.OutcomeFile, fault)
+		}
 	}
 	request.Verdict = &dedupv1.ResolveRequest_Completed{Completed: completed}
 	return nil
+}
+
+// unusable says why no repeat could be answered with o; empty if each can.
+func unusable(o *dedupv1.Outcome) string {
+	var st statuspb.Status
+	if proto.Unmarshal(o.GetStatus(), &st) != nil {
+		return "has a status that is not a serialised google.rpc.Status"
+	}
+	if st.GetCode() != int32(codes.OK) {
+		return ""
+	}
+	if o.GetResult() == nil {
+		return "has neither a response nor the status of a failure, so no repeat could be answered with it"
+	}
+	url := o.GetResponse().GetTypeUrl()
+	name := protoreflect.FullName(url[strings.LastIndexByte(url, '/')+1:])
+	if o.GetResponse() != nil && !name.IsValid() {
+		return "has a response without a typeUrl like type.googleapis.com/shop.v1.Receipt, so no repeat could be answered with it"
+	}
+	return ""
 }
 
 // confirm shows what is about to be settled and reads the answer.

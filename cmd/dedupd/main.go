@@ -35,7 +35,7 @@ type commandLine struct {
 	Policy  policyCmd  `cmd:"" help:"Explain what the methods of a service get from the interceptors."`
 	Demo    demoCmd    `cmd:"" help:"Charge orders through lost replies and crashes, with and without dedupd, and count double charges. Takes less than a minute; exits with 1 unless dedupd charged every order exactly once."`
 	Bench   benchCmd   `cmd:"" help:"Measure dedupd against a bare gRPC echo, client and server as two processes on this machine."`
-	Version versionCmd `cmd:"" help:"Print the version and how it was built."`
+	Version versionCmd `cmd:"" help:"Print the version and how it was built; so does --version."`
 
 	DemoPayments demoPaymentsCmd `cmd:"" hidden:"" help:"The demo's sample service."`
 	BenchEcho    benchEchoCmd    `cmd:"" hidden:"" help:"The benchmark's bare server."`
@@ -65,11 +65,19 @@ func run(parent context.Context, args []string, s streams) int {
 	if err != nil {
 		return report(s.err, err)
 	}
+	if len(args) == 1 && args[0] == "--version" {
+		args = []string{"version"} // no flag of its own: 'keys resolve' has one of that name
+	}
 	call, err := parser.Parse(args)
 	if helped {
 		return exitDone
 	}
 	if err != nil {
+		var found *kong.ParseError
+		if len(args) == 0 && errors.As(err, &found) {
+			parser.Stdout = s.err
+			_ = found.Context.PrintUsage(false) // the sentence that follows names --help
+		}
 		return report(s.err, usageOf(err))
 	}
 	call.BindTo(ctx, (*context.Context)(nil))

@@ -16,7 +16,7 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// serveCmd runs the service until it is told to stop.
+// serveCmd runs the service until it is told to stop, or its store has stopped.
 type serveCmd struct {
 	storeFlags `embed:""`
 
@@ -62,12 +62,16 @@ func (c *serveCmd) Validate() error {
 	return joinUsage(errs...)
 }
 
-// Run opens the store and the ports, says where they are, and serves.
+// Run opens the store and the ports, says where they are, and serves. A store that
+// stops after a failed write ends it, so that whoever supervises the process starts
+// it again: opening recovers, or says what is still wrong.
 func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	log := newLogger(s.err, c.LogLevel, c.LogFormat)
 	c.tune(ctx, log)
 	registry := prometheus.NewRegistry()
-	store, where, err := c.open(ctx, log, registry)
+	life, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	store, where, err := c.open(ctx, log, registry, fail)
 	if err != nil {
 		return err
 	}
@@ -94,7 +98,14 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	if err := c.greet(s, where, grpcLis, httpLis); err != nil {
 		return err
 	}
-	return srv.Run(ctx, grpcLis, httpLis)
+	err = srv.Run(life, grpcLis, httpLis)
+	if life.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("%w; %w", context.Cause(life), err)
+	}
+	return context.Cause(life)
 }
 
 // greet says where everything is and what to type next.

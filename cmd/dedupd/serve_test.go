@@ -1,19 +1,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -151,4 +159,45 @@ func TestServeKeepsDataInTheUsersStateDirectory(t *testing.T) {
 	t.Setenv("HOME", "")
 	_, err = stateDir()
 	require.ErrorContains(t, err, "name a directory with --data")
+}
+
+// A store that has stopped serves nobody, however healthy its process looks.
+func TestServeEndsWhenItsStoreHasStoppedSoThatItIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	var full atomic.Bool
+	disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && op.Kind == errorfs.OpFileWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	var cmd commandLine
+	parser, err := newParser(&cmd, streams{}, nil)
+	require.NoError(t, err)
+	_, err = parser.Parse([]string{"serve", "--data", "/data", "--listen", "127.0.0.1:0", "--http", "", "--log-format", "text"})
+	require.NoError(t, err)
+	cmd.Serve.disk = disk
+	greeting, out := io.Pipe()
+	var logged bytes.Buffer
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Serve.Run(t.Context(), streams{out: out, err: &logged}) }()
+	text := make([]byte, 4096)
+	n, err := greeting.Read(text)
+	require.NoError(t, err)
+	s := &served{grpc: find(t, string(text[:n]), `grpc  (\S+)`)}
+	dedup := s.dial(t)
+	complete(t.Context(), t, dedup, "before")
+
+	full.Store(true)
+	_, err = dedup.Reserve(t.Context(), reserveRequest("k", 1))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	err = <-ended
+	require.EqualError(t, err, "the store in /data has stopped: the disk is full: free some space, then restart dedupd (writing 000002.log: no space left on device)")
+	require.Equal(t, exitFailed, exitCode(err))
+	require.Equal(t, 1, strings.Count(logged.String(), "level=ERROR msg=\"the store has stopped"), logged.String())
+	require.Contains(t, logged.String(), "draining")
+
+	cmd.Serve.LogLevel = slog.LevelError
+	err = cmd.Serve.Run(t.Context(), streams{out: io.Discard, err: io.Discard})
+	require.ErrorContains(t, err, "the disk is full: free some space")
 }

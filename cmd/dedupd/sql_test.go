@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"strconv"
 	"sync"
 	"testing"
@@ -57,15 +58,24 @@ func TestServeOnADatabaseSaysWhatToTypeWhenItsSchemaIsOld(t *testing.T) {
 
 func TestADatabaseThatIsNotThereIsOneSentence(t *testing.T) {
 	t.Parallel()
-	for url, want := range map[string]string{
-		"postgres://u:secret@127.0.0.1:1/db": "127.0.0.1:1/db",
-		"mysql://u:secret@127.0.0.1/db":      "postgres://user@host:port/database",
-	} {
-		code, _, stderr := typed(t, "serve", "--store", url)
-		require.NotEqual(t, exitDone, code)
-		require.Contains(t, stderr, want)
+	for _, command := range [][]string{{"serve"}, {"serve", "--auto-migrate"}, {"migrate", "up"}, {"migrate", "status"}} {
+		code, _, stderr := typed(t, append(command, "--store", "postgres://u:secret@127.0.0.1:1/db")...)
+		require.Equal(t, exitFailed, code)
+		require.Equal(t, "dedupd: the database at 127.0.0.1:1/db cannot be reached (connection refused); see that it runs and that --store names it\n", stderr)
+		code, _, stderr = typed(t, append(command, "--store", "mysql://u:secret@127.0.0.1/db")...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, "postgres://user@host:port/database")
 		require.NotContains(t, stderr, "secret")
 	}
+}
+
+func TestADatabaseThatRefusesIsOneSentence(t *testing.T) {
+	t.Parallel()
+	name := regexp.MustCompile(`(@[^/]*/)[^?]*`)
+	url := emptyDatabase(t)
+	require.Regexp(t, name, url)
+	_, stderr := exits(t, exitFailed, "migrate", "up", "--store", name.ReplaceAllString(url, "${1}nosuch"))
+	require.Regexp(t, `^dedupd: the database at \S+/nosuch refuses the connection \(database "nosuch" does not exist\); see that it is ready, and that --store names .*\n$`, stderr)
 }
 
 // Three replicas on one database, one of them killed under load: for no key an

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -37,6 +40,8 @@ type storeFlags struct {
 	StoreConns  int64  `default:"16" help:"Connections to the database, at most: 2 to 1000."`
 	StoreAlone  bool   `help:"Send each call to the database alone, instead of gathering concurrent ones into one statement."`
 	AutoMigrate bool   `help:"Bring the database's schema up to this release at the start, as 'dedupd migrate up' does. For development."`
+
+	disk vfs.FS `kong:"-"` // of the embedded store; nil is the disk
 }
 
 func (f *storeFlags) check() error {
@@ -53,8 +58,9 @@ func (f *storeFlags) check() error {
 	return nil
 }
 
-// open opens the store and says in words where its data is.
-func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.Registerer) (storage.Store, string, error) {
+// open opens the store and says in words where its data is. It calls failed, once,
+// when the store can go on only in another process.
+func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.Registerer, failed func(error)) (storage.Store, string, error) {
 	switch {
 	case f.Store != "":
 		return f.openSQL(ctx, log, reg)
@@ -69,7 +75,9 @@ func (f *storeFlags) open(ctx context.Context, log *slog.Logger, reg prometheus.
 			return nil, "", err
 		}
 	}
-	store, err := embedded.Open(embedded.Options{Dir: dir, Logger: log})
+	store, err := embedded.Open(embedded.Options{Dir: dir, FS: f.disk, Logger: log, OnFailure: func(err error) {
+		failed(fmt.Errorf("the store in %s has stopped: %w", dir, err))
+	}})
 	switch {
 	case err == nil:
 		return store, dir, nil
@@ -123,16 +131,38 @@ func schemaStatus(ctx context.Context, opts cockroach.Options) (cockroach.Schema
 	return status, explainSQL(opts.URL, err)
 }
 
-// explainSQL says which database an error is about, without its password.
+// explainSQL says in one sentence which database an error is about, without its
+// password, and what to do.
 func explainSQL(url string, err error) error {
 	var schema *cockroach.SchemaError
+	var connect *pgconn.ConnectError
+	var answer *pgconn.PgError
 	switch {
-	case err == nil || errors.As(err, &schema):
+	case err == nil || errors.As(err, &schema) || errors.Is(err, context.Canceled):
 		return err
+	case errors.As(err, &connect) && errors.As(err, &answer):
+		return fmt.Errorf("the database at %s refuses the connection (%s); see that it is ready, and that --store names the right user, password and database", place(url), answer.Message)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the database at %s does not answer; see that it runs and that --store names it", place(url))
+	case connect != nil:
+		return fmt.Errorf("the database at %s cannot be reached (%s); see that it runs and that --store names it", place(url), connectCause(connect))
 	}
 	return fmt.Errorf("the database at %s cannot be used: %w", place(url), err)
+}
+
+// connectCause cuts an error of pgx, which has a line for every address and kind of
+// encryption that was tried, to what went wrong last.
+func connectCause(err *pgconn.ConnectError) string {
+	var number syscall.Errno
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &number):
+		return number.Error()
+	case errors.As(err, &dns):
+		return dns.Err
+	}
+	lines := strings.Split(strings.TrimSpace(err.Unwrap().Error()), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
 }
 
 // place is the host and name of a database.

@@ -159,9 +159,11 @@ func TestAFullDiskIsSaidInOneSentence(t *testing.T) {
 		}
 		return nil
 	}))
-	s := open(t, embedded.Options{FS: disk, Dir: "store"})
+	told := make(chan error, 2)
+	s := open(t, embedded.Options{FS: disk, Dir: "store", OnFailure: func(err error) { told <- err }})
 	_, err := s.Reserve(t.Context(), request("before"))
 	require.NoError(t, err)
+	require.Empty(t, told)
 	full.Store(true)
 	_, err = s.Reserve(t.Context(), request("k"))
 	require.ErrorIs(t, err, storage.ErrUnavailable)
@@ -169,6 +171,9 @@ func TestAFullDiskIsSaidInOneSentence(t *testing.T) {
 	require.ErrorContains(t, err, "the disk is full: free some space, then restart dedupd")
 	full.Store(false)
 	requireStopped(t, s)
+	require.ErrorContains(t, <-told, "the disk is full: free some space, then restart dedupd")
+	require.NoError(t, s.Close())
+	require.Empty(t, told, "told once")
 }
 
 func TestAFaultOfAReadIsOfThatCallOnly(t *testing.T) {

@@ -34,6 +34,12 @@ type Options struct {
 	// Now is the wall clock; nil is time.Now. It is for tests that move time:
 	// times it returns must never go back while the store is open.
 	Now func() time.Time
+	// OnFailure is called at most once, with the fault of a write after which the
+	// store has stopped for good, so that its process can end and be started
+	// again; nil does nothing. The error says what to do. It is called on a
+	// goroutine of its own, perhaps while the store is being closed or has just
+	// been; it is not called for a fault that Open returns.
+	OnFailure func(error)
 
 	inMemory bool // set by OpenMemory
 }
@@ -84,8 +90,11 @@ type Store struct {
 	buffers sync.Pool // of *[]byte, for encoding
 
 	failed failure
-	// life is held for reading by every call, and for writing to close.
+	// onFailure is Options.OnFailure.
+	onFailure func(error)
+	// life is held for reading by every call, and for writing to open and close.
 	life     sync.RWMutex
+	opened   bool
 	closed   bool
 	dbClosed bool
 
@@ -104,7 +113,7 @@ func Open(o Options) (*Store, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{logger: o.Logger}
+	s := &Store{logger: o.Logger, onFailure: o.OnFailure}
 	s.buffers.New = func() any { return new([]byte) }
 	s.failed.onFail = s.stop
 	s.life.Lock() // a fault while opening waits with its stop
@@ -117,6 +126,7 @@ func Open(o Options) (*Store, error) {
 		s.closeAll()
 		return nil, err
 	}
+	s.opened = true
 	return s, nil
 }
 
@@ -136,9 +146,10 @@ func (s *Store) open(o Options) error {
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, failed)
 	}
 	if err != nil {
-		return fmt.Errorf("opening the store in %s: a file is missing, damaged or unreadable: check the disk, or restore the whole directory (%w)", o.Dir, err)
+		return fmt.Errorf("opening the store in %s: a file is missing, damaged or unreadable: check the disk, or restore the whole directory, but know that the keys which an older copy lacks run again (%w)", o.Dir, err)
 	}
 	if s.stored, err = s.readClock(); err != nil {
+		err = cmp.Or(s.failed.load(), err) // that says what to do
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
 	}
 	floor := storage.Instant(0)
@@ -193,11 +204,17 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// stop closes Pebble after a fault, once the calls that have begun are over: it
-// would go on for ever with what it cannot write.
+// stop tells of a fault and closes Pebble once the calls that have begun are over:
+// it would go on for ever with what it cannot write.
 func (s *Store) stop(err error) {
 	s.logger.Error("the store has stopped: nothing is granted or completed until dedupd is restarted", slog.Any("error", err))
 	go func() {
+		s.life.RLock() // waits for Open, and for no call
+		tell := s.opened && s.onFailure != nil
+		s.life.RUnlock()
+		if tell {
+			s.onFailure(err)
+		}
 		s.life.Lock()
 		defer s.life.Unlock()
 		s.closeDB()

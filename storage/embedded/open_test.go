@@ -103,6 +103,58 @@ func TestAStoreWithAMissingFileSaysWhatToDo(t *testing.T) {
 	}
 	_, err = embedded.Open(small(disk))
 	require.ErrorContains(t, err, "a file is missing, damaged or unreadable: check the disk")
+	require.ErrorContains(t, err, "the keys which an older copy lacks run again")
+}
+
+// The README says so: what a lost log held is new to the store, and no error tells.
+func TestTheLossOfTheNewestLogLooksLikeATornTail(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewMem()
+	s, err := embedded.Open(small(disk))
+	require.NoError(t, err)
+	_, err = s.Reserve(t.Context(), request("k"))
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	requireChanged(t, disk, ".log", disk.Remove)
+	ans, err := open(t, small(disk)).Lookup(t.Context(), request("k").Identity.RecordID(), storage.Lookup{})
+	require.NoError(t, err)
+	require.Equal(t, storage.StateAbsent, ans.State)
+}
+
+func TestADamagedTableSaysWhatARestoreCosts(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewMem()
+	s, err := embedded.Open(small(disk))
+	require.NoError(t, err)
+	_, err = s.Reserve(t.Context(), request("k"))
+	require.NoError(t, err)
+	require.NoError(t, s.Settle(t.Context()))
+	require.NoError(t, s.Close())
+	requireChanged(t, disk, ".sst", func(name string) error {
+		f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = f.WriteAt(bytes.Repeat([]byte{0x5a}, 40), 0)
+		require.NoError(t, err)
+		return f.Close()
+	})
+	_, err = embedded.Open(small(disk))
+	require.ErrorContains(t, err, "a file of the store is damaged: restore it from a copy, but know that the keys which an older copy lacks run again")
+	require.NotContains(t, err.Error(), "\n")
+}
+
+// requireChanged applies change to every file whose name ends in suffix.
+func requireChanged(t *testing.T, disk vfs.FS, suffix string, change func(name string) error) {
+	t.Helper()
+	files, err := disk.List("store")
+	require.NoError(t, err)
+	n := 0
+	for _, f := range files {
+		if strings.HasSuffix(f, suffix) {
+			require.NoError(t, change(disk.PathJoin("store", f)))
+			n++
+		}
+	}
+	require.Positive(t, n)
 }
 
 func TestAStoreOfAnotherVersionIsLeftAlone(t *testing.T) {
@@ -195,6 +247,7 @@ func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
 	image := vfs.NewCrashableMem()
 	_, err := open(t, small(image)).Reserve(t.Context(), request("before"))
 	require.NoError(t, err)
+	var told atomic.Int64
 	for failAt, done := 1, false; !done; failAt++ {
 		left := image.CrashClone(vfs.CrashCloneCfg{}) // its record is in the log, and is flushed while opening
 		var writes, faults atomic.Int64
@@ -205,7 +258,15 @@ func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
 			faults.Add(1)
 			return syscall.ENOSPC
 		}))
-		s, err := embedded.Open(small(disk))
+		o := small(disk)
+		var refused atomic.Bool
+		o.OnFailure = func(error) {
+			if refused.Load() {
+				told.Add(1)
+			}
+		}
+		s, err := embedded.Open(o)
+		refused.Store(err != nil)
 		if err == nil {
 			done = faults.Load() == 0
 			_ = s.Close() // reports the fault, if it came after opening
@@ -219,4 +280,5 @@ func TestAStoreThatCannotWriteWhileOpeningSaysSoAndLosesNothing(t *testing.T) {
 		require.Equal(t, storage.StateReserved, ans.State, "write operation %d", failAt)
 		require.NoError(t, again.Close())
 	}
+	require.Zero(t, told.Load(), "told of a fault that Open returned")
 }

@@ -86,7 +86,7 @@ func (l pebbleLogger) background(err error) {
 }
 
 func (l pebbleLogger) corruption(info pebble.DataCorruptionInfo) {
-	l.s.failed.set(fmt.Errorf("a file of the store is damaged: restore it from a copy (%w)", info.Details))
+	l.s.failed.set(fmt.Errorf("a file of the store is damaged: restore it from a copy, but know that the keys which an older copy lacks run again (%w)", info.Details))
 }
 
 // unavailable wraps a fault of the store.

@@ -2119,9 +2119,10 @@ type RecordInfo struct {
 	Fence int64 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Grants in this life of the record.
 	Grants int64 `protobuf:"varint,6,opt,name=grants,proto3" json:"grants,omitempty"`
-	// Opaque: names exactly what was looked at, for Resolve. All zero as long as the
-	// effect of a grant may still land: a look before that is no ground for a
-	// verdict.
+	// Opaque: names exactly what was looked at, for Resolve. All zero where there is
+	// no record, and until the lease of the last grant has run its full time (and
+	// that of the last run, where it ends later), also when the record was settled
+	// or released before: a look within it is no ground for a verdict.
 	Version []byte `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	// Time left of the lease; absent when it is over.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,8,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
