@@ -16,6 +16,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -60,7 +61,7 @@ type server struct {
 	*serverConfig
 	engine *guard.Engine
 	known  map[string]*method // never written after construction
-	open   openCalls
+	open   seldom.Log         // of calls that ran without protection
 }
 
 // policyOf returns the policy of a method that was not linked in: keys are
@@ -182,7 +183,7 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	}
 	switch {
 	case err != nil && k.m.failOpen && unreached(err) && ctx.Err() == nil:
-		k.s.open.count(ctx, k.s, k.m)
+		k.s.ranOpen(ctx, k.m)
 		resp, err := k.handler(ctx, k.req)
 		return resp, markNested(err)
 	case err != nil:
