@@ -247,7 +247,8 @@ func answer(ctx context.Context, resp any, err error, headers, trailers metadata
 }
 
 // refusalStatus turns the engine's error into what the caller gets: dedupd's own
-// refusal as it came, or one made here.
+// refusal as it came, or one made here: for an unknown outcome always, whose text
+// names the record, whoever found it so.
 func refusalStatus(err error) error {
 	r, ok := errors.AsType[*guard.RefusalError](err)
 	if !ok {
@@ -256,7 +257,7 @@ func refusalStatus(err error) error {
 		}
 		return err
 	}
-	if _, ours := policy.RefusalOf(r.Err); ours && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
+	if _, ours := policy.RefusalOf(r.Err); ours && !r.Unknown && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
 		return r.Err
 	}
 	made := refusal{
