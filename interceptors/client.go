@@ -23,9 +23,12 @@ const least = time.Millisecond
 // retries are turned off on the connection, so that layers do not multiply.
 // Streaming calls pass untouched. It returns every fault of the options at once.
 //
-// A call is tried again only if it carries a key, or its method is declared
-// idempotency_level = NO_SIDE_EFFECTS or IDEMPOTENT, or listed by
-// WithSafeToRetry; every other call is sent exactly once, whatever happens.
+// A call is tried again only if it carries a key that its server looks at, or its
+// method is declared idempotency_level = NO_SIDE_EFFECTS or IDEMPOTENT, or listed
+// by WithSafeToRetry; every other call is sent exactly once, whatever happens. A
+// method whose proto option says KEY_RULE_OFF or KEY_RULE_OBSERVE runs every call:
+// a key does not protect it, unless WithDeduplicated, WithKeyFields or WithGuarded
+// name the method.
 func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	c, err := newClientConfig(opts)
 	if err != nil {
@@ -159,9 +162,10 @@ func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.
 }
 
 // protected reports whether sending the call again cannot do harm. A key that
-// nobody asked for protects only where the callee is known to look at it.
+// nobody asked for protects only where the callee is known to look at it, and none
+// does where the callee runs every call.
 func (c *clientCall) protected() bool {
-	return c.keyed && (!c.automatic || c.known) || c.safe || c.policy.level != unsafe
+	return c.keyed && !c.policy.bare && (!c.automatic || c.known) || c.safe || c.policy.level != unsafe
 }
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.

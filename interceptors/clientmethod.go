@@ -31,6 +31,7 @@ type clientMethod struct {
 	deduplicated bool     // calls without a key get a fresh one
 	declared     bool     // its server is said to look at keys
 	keyless      bool     // its server is said not to
+	bare         bool     // a key protects no call of it: its server runs every one
 	keyFields    []string // a key is derived from them
 	guarded      *guarded // nil: the server keeps the record
 }
@@ -65,6 +66,7 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
 		m.declared = m.deduplicated || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OPTIONAL
 		m.keyless = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OFF || infrastructure(fullMethod)
+		m.bare = m.keyless || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OBSERVE
 		switch level {
 		case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
 			m.level = readOnly
@@ -77,9 +79,12 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 		m.level = idempotent
 	}
 	m.deduplicated = m.deduplicated || c.dedupMethods[fullMethod]
+	if c.dedupMethods[fullMethod] || len(c.keyFields[fullMethod]) > 0 {
+		m.bare = false // who writes the client knows its server better
+	}
 	if g := c.guarded[fullMethod]; g != nil {
 		// Whatever its server says of keys, they are ours to look at.
-		m.guarded, m.deduplicated, m.keyless = g, true, false
+		m.guarded, m.deduplicated, m.keyless, m.bare = g, true, false, false
 		m.operation = cmp.Or(g.Operation, fullMethod)
 	}
 	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0

@@ -27,9 +27,9 @@ type identity struct{ namespace, caller string }
 // settle asks dedupd how a call ended whose tries do not tell, and reports
 // whether it knows: then err is the answer, and the call's reply is filled in.
 // It never goes past ctx's end, so a call whose time is used up is not looked
-// up.
+// up; nor is one whose callee keeps no record that counts.
 func (c *clientCall) settle(ctx context.Context) (settled bool, err error) {
-	if c.dedup == nil || c.fp == nil || !c.unknown() || ctx.Err() != nil {
+	if c.dedup == nil || c.fp == nil || c.policy.bare || !c.unknown() || ctx.Err() != nil {
 		return false, nil
 	}
 	req := c.lookupRequest()

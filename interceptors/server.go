@@ -16,6 +16,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -60,7 +61,7 @@ type server struct {
 	*serverConfig
 	engine *guard.Engine
 	known  map[string]*method // never written after construction
-	open   openCalls
+	open   seldom.Log         // of calls that ran without protection
 }
 
 // policyOf returns the policy of a method that was not linked in: keys are
@@ -182,7 +183,7 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	}
 	switch {
 	case err != nil && k.m.failOpen && unreached(err) && ctx.Err() == nil:
-		k.s.open.count(ctx, k.s, k.m)
+		k.s.ranOpen(ctx, k.m)
 		resp, err := k.handler(ctx, k.req)
 		return resp, markNested(err)
 	case err != nil:
@@ -246,7 +247,8 @@ func answer(ctx context.Context, resp any, err error, headers, trailers metadata
 }
 
 // refusalStatus turns the engine's error into what the caller gets: dedupd's own
-// refusal as it came, or one made here.
+// refusal as it came, or one made here: for an unknown outcome always, whose text
+// names the record, whoever found it so.
 func refusalStatus(err error) error {
 	r, ok := errors.AsType[*guard.RefusalError](err)
 	if !ok {
@@ -255,7 +257,7 @@ func refusalStatus(err error) error {
 		}
 		return err
 	}
-	if _, ours := policy.RefusalOf(r.Err); ours && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
+	if _, ours := policy.RefusalOf(r.Err); ours && !r.Unknown && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
 		return r.Err
 	}
 	made := refusal{

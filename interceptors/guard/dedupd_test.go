@@ -91,6 +91,7 @@ func (s *rows) Close() error                                             { retur
 type fault struct {
 	lost  bool          // it is done, but its reply never comes
 	after time.Duration // it is done this much later
+	deaf  bool          // the wait does not end with its context
 	err   error         // it is not done
 }
 
@@ -131,7 +132,9 @@ func (w *wire) Invoke(ctx context.Context, name string, args, reply any, opts ..
 	if f.err != nil {
 		return f.err
 	}
-	if f.after > 0 {
+	if f.deaf {
+		pass(f.after)
+	} else if f.after > 0 {
 		select {
 		case <-time.After(f.after):
 		case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -118,6 +119,7 @@ type Engine struct {
 	prober    *prober
 	watch     *watcher
 	closeTime time.Duration
+	away      seldom.Log // of calls refused since dedupd cannot be reached
 
 	// life ends with Close; runs stop by it.
 	life context.Context //nolint:containedctx // the engine's own lifetime, not a call's

@@ -21,6 +21,7 @@ type hold struct {
 	grant     *dedupv1.Granted
 	skew      time.Duration
 	ran       atomic.Bool // the run has ended: losing the lease harms nothing
+	told      sync.Once   // that the lease was lost
 
 	mu sync.Mutex
 	// end of the lease, never later than the store's own idea of it: what an
@@ -110,7 +111,7 @@ func (h *hold) start(caller context.Context) (ctx context.Context, stop func()) 
 		defer close(kept)
 		h.keep(keeping, lose)
 	}()
-	return ctx, func() {
+	return &leased{Context: ctx, hold: h, lose: lose}, func() {
 		unhook()
 		stopKeeping()
 		<-kept
@@ -178,7 +179,27 @@ func (h *hold) lost(ctx context.Context, lose context.CancelCauseFunc) {
 		return
 	}
 	lose(ErrLeaseLost)
-	count(h.e.observe.LeaseLost, h.call.Operation)
-	h.e.log.LogAttrs(ctx, slog.LevelError, "the lease could not be extended; the run was told to stop",
-		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+	h.told.Do(func() {
+		count(h.e.observe.LeaseLost, h.call.Operation)
+		h.e.log.LogAttrs(ctx, slog.LevelError, "the lease could not be extended; the run was told to stop",
+			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+	})
+}
+
+// leased is the context of a run. After a pause of the process the timer that
+// ends it may come later than the run's own next look, so that look judges the
+// time itself.
+type leased struct {
+	context.Context //nolint:containedctx // it is a context
+	hold            *hold
+	lose            context.CancelCauseFunc
+}
+
+// Err ends the context, with all that derive from it, when the lease has gone too
+// far to go on.
+func (c *leased) Err() error {
+	if c.Context.Err() == nil && !time.Now().Before(c.hold.stopBy()) {
+		c.hold.lost(c.Context, c.lose)
+	}
+	return c.Context.Err()
 }

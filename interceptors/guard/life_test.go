@@ -148,6 +148,59 @@ func TestAHangingExtendDoesNotHideTheEndOfTheLease(t *testing.T) { // A09 b
 	})
 }
 
+func TestARunThatLooksAfterItsLeaseIsToldAtOnce(t *testing.T) { // A09 b
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		lost := 0
+		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { lost++ }})
+		way.on("Extend", always(fault{after: time.Minute, deaf: true})) // the keeper stands still
+		res, err := engine.Do(t.Context(), call(), func(ctx context.Context, _ guard.Attempt) guard.Ending {
+			derived, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			pass(26 * time.Second)
+			require.NoError(t, ctx.Err(), "the lease less its margin is not over")
+			pass(time.Second)
+			require.ErrorIs(t, ctx.Err(), context.Canceled)
+			require.ErrorIs(t, context.Cause(ctx), guard.ErrLeaseLost)
+			<-ctx.Done()
+			require.ErrorIs(t, derived.Err(), context.Canceled)
+			require.ErrorIs(t, context.Cause(derived), guard.ErrLeaseLost)
+			require.Equal(t, 1, lost)
+			return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN}
+		})
+		requireOwn(t, res, err)
+		require.Equal(t, 1, lost, "told once")
+	})
+}
+
+func TestARunWhoseLeaseWasExtendedOrThatHasEndedIsNotTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { t.Error("the lease was not lost") }})
+		way.on("Extend", func(n int) fault {
+			if n == 1 {
+				return fault{} // in time
+			}
+			return fault{after: time.Minute, deaf: true}
+		})
+		way.on("Complete", firstly(1, fault{after: 30 * time.Second, deaf: true}))
+		var look func() error
+		time.AfterFunc(50*time.Second, func() {
+			require.NoError(t, look(), "it has ended, and is on its way to dedupd")
+		})
+		var e effect
+		_, err := engine.Do(t.Context(), call(), func(ctx context.Context, a guard.Attempt) guard.Ending {
+			look = ctx.Err
+			pass(30 * time.Second)
+			require.NoError(t, ctx.Err(), "extended after ten seconds")
+			return e.run(ctx, a)
+		})
+		require.NoError(t, err)
+	})
+}
+
 func TestARunEndsByItsMaximumTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

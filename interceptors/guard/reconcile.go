@@ -153,7 +153,7 @@ func (h *hold) begin(ctx context.Context) (Result, bool, error) {
 	})
 	reason, _ := reasonOf(err)
 	switch {
-	case err == nil && ctx.Err() == nil && time.Now().Before(h.stopBy()):
+	case err == nil && time.Now().Before(h.stopBy()) && ctx.Err() == nil:
 		h.mode = dedupv1.Mode_MODE_RUN
 		if r := runFrom(ctx); r != nil {
 			r.restart()
@@ -168,7 +168,7 @@ func (h *hold) begin(ctx context.Context) (Result, bool, error) {
 		return res, false, err
 	}
 	h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: "the run could not begin"})
-	return Result{}, false, h.refused(ctx, err)
+	return Result{}, false, h.refused(context.WithoutCancel(ctx), err)
 }
 
 const maxNote = 1024

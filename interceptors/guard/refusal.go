@@ -47,15 +47,20 @@ type RefusalError struct {
 	Err error
 }
 
-// Error says what was refused, in one sentence without key or request.
+// Error says what was refused, in one sentence without key or request. Where the
+// outcome is unknown it ends with the first digits of the record's id, for
+// `dedupd keys get --id`.
 func (r *RefusalError) Error() string {
-	if text, ok := refusalTexts()[r.Reason]; ok {
-		if r.Unknown && r.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
-			return text + "; the outcome is unknown, ask again with the same key"
-		}
+	text, ok := refusalTexts()[r.Reason]
+	switch {
+	case !ok:
+		return "refused by dedupd"
+	case !r.Unknown:
 		return text
+	case r.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN:
+		text += "; the outcome is unknown, ask again with the same key"
 	}
-	return "refused by dedupd"
+	return text + " (record " + short(r.RecordID) + ")"
 }
 
 func refusalTexts() map[dedupv1.Reason]string {

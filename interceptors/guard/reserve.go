@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -17,16 +18,22 @@ const (
 	minRetryAfter = 20 * time.Millisecond
 	maxAskWait    = 30 * time.Second // dedupd's own limit of a wait
 	downRetry     = time.Second      // hint while dedupd cannot be reached
+	awayPause     = time.Second      // between log lines that it cannot
 )
 
-var errUnreadable = errors.New("dedupd's answer cannot be read; it may be of a newer version")
+var (
+	errUnreadable = errors.New("dedupd's answer cannot be read; it may be of a newer version")
+	// errReserveTime is the cause of a Reserve's context that ended by its own time,
+	// not by its caller.
+	errReserveTime = errors.New("the time to reserve is over")
+)
 
 // reserve asks for the key until it is granted with enough lease to run, or
 // answered otherwise. Exactly one of the three results is set.
 func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error) {
 	w.e.completer.flush(caller, w.recordID)
 	waitUntil := time.Now().Add(w.wait(caller))
-	ctx, cancel := context.WithDeadline(caller, waitUntil.Add(reserveTime))
+	ctx, cancel := context.WithDeadlineCause(caller, waitUntil.Add(reserveTime), errReserveTime)
 	defer cancel()
 	for range regrants {
 		h, stored, err := w.ask(ctx, newAttemptID(), waitUntil)
@@ -135,7 +142,8 @@ func (w *work) reserveRequest(attemptID []byte, wait time.Duration) *dedupv1.Res
 }
 
 // refused turns an error of dedupd into the refusal that the caller gets; nil
-// for a spent attempt id, which is asked for anew.
+// for a spent attempt id, which is asked for anew. A caller that left says nothing
+// of dedupd: ctx is the caller's, or detached from it.
 func (w *work) refused(ctx context.Context, err error) error {
 	reason, retryAfter := reasonOf(err)
 	switch {
@@ -145,10 +153,23 @@ func (w *work) refused(ctx context.Context, err error) error {
 		dedupdSaid(err) && answered(err):
 		return w.refuse(reason, retryAfter, err)
 	}
-	w.e.log.LogAttrs(ctx, slog.LevelWarn, "dedupd cannot be reached; the call is refused, nothing was run",
-		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)),
-		slog.String("code", status.Code(err).String()))
+	if callerLeft(ctx, err) {
+		return callerGone(ctx)
+	}
+	if calls, due := w.e.away.Due(awayPause); due {
+		w.e.log.LogAttrs(ctx, slog.LevelWarn, "dedupd cannot be reached; the call is refused, nothing was run",
+			slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)),
+			slog.String("code", status.Code(err).String()), slog.Int("calls", calls))
+	}
 	return w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, max(retryAfter, downRetry), err)
+}
+
+// callerLeft reports that a call to dedupd ended with ctx because its caller left
+// or had no more time.
+func callerLeft(ctx context.Context, err error) bool {
+	code := status.Code(err)
+	return (code == codes.Canceled || code == codes.DeadlineExceeded) &&
+		ctx.Err() != nil && !errors.Is(context.Cause(ctx), errReserveTime)
 }
 
 // dedupdSaid reports a refusal of dedupd, be its reason known to this build or
