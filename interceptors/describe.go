@@ -49,11 +49,11 @@ func Describe(d protoreflect.MethodDescriptor) (Description, error) {
 	if err != nil {
 		return Description{}, err
 	}
-	_, level := describe(d)
+	option, level := describe(d)
 	out := Description{
 		Method: m.fullName, Mode: m.mode(), Attempts: 1, Keyless: 1, FailOpen: m.failOpen && m.protects(),
 	}
-	out.Key, out.Warning = m.keySource(level)
+	out.Key, out.Warning = m.keySource(level, option.GetKeyFields())
 	declared := level == descriptorpb.MethodOptions_NO_SIDE_EFFECTS || level == descriptorpb.MethodOptions_IDEMPOTENT
 	if !m.streaming {
 		if m.protects() {
@@ -90,10 +90,12 @@ func (m *method) onUnknown() string {
 
 // keySource says where the method's keys come from, and what is missing if it
 // should create something.
-func (m *method) keySource(level descriptorpb.MethodOptions_IdempotencyLevel) (source, missing string) {
+func (m *method) keySource(level descriptorpb.MethodOptions_IdempotencyLevel, fields []string) (source, missing string) {
 	switch {
 	case m.streaming:
 		return "none", "a stream is never deduplicated: make it unary, or make its messages harmless to repeat"
+	case m.protects() && len(fields) > 0:
+		return "the caller's (WithKey), else derived from " + strings.Join(fields, ", "), ""
 	case m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return "the caller's (WithKey), else a fresh one for each call", ""
 	case m.keys == dedupv1.KeyRule_KEY_RULE_OPTIONAL:

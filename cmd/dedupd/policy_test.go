@@ -37,6 +37,7 @@ func shop(t *testing.T) *descriptorpb.FileDescriptorProto {
 		Dependency: []string{"dedup/demo/v1/payments.proto", "dedup/v1/options.proto"},
 		Service: []*descriptorpb.ServiceDescriptorProto{{Name: proto.String("Orders"), Method: []*descriptorpb.MethodDescriptorProto{
 			method("CreateOrder", nil, unset, false),
+			method("PlaceOrder", &dedupv1.MethodPolicy{KeyFields: []string{"order", "currency"}}, unset, false),
 			method("ListOrders", nil, descriptorpb.MethodOptions_NO_SIDE_EFFECTS, false),
 			method("CancelOrder", nil, unset, false),
 			method("SendMail", &dedupv1.MethodPolicy{Keys: dedupv1.KeyRule_KEY_RULE_OBSERVE}, unset, false),
@@ -92,6 +93,7 @@ func TestPolicyExplainTellsWhatEachMethodGets(t *testing.T) {
 		warning           string
 	}{
 		"CreateOrder": {"optional", 5, 1, "refused", "a call without a key runs unprotected"},
+		"PlaceOrder":  {"optional", 5, 1, "refused", ""},
 		"ListOrders":  {"off", 5, 5, "", ""},
 		"CancelOrder": {"optional", 5, 1, "refused", ""},
 		"SendMail":    {"observe", 1, 1, "", "only observed"},
@@ -109,7 +111,8 @@ func TestPolicyExplainTellsWhatEachMethodGets(t *testing.T) {
 		require.Equal(t, want.warning == "", d.Warning == "", name)
 		require.Equal(t, d.Attempts > 1, len(d.Retried) > 0 && d.Waits != "", name)
 	}
-	require.Len(t, got, 8)
+	require.Len(t, got, 9)
+	require.Contains(t, got["PlaceOrder"].Key, "derived from order, currency")
 	require.Contains(t, got["PostEntry"].Retried, "Unavailable")
 	require.NotContains(t, got["PostEntry"].Retried, "InvalidArgument")
 	require.True(t, got["PostEntry"].FailOpen)
@@ -118,7 +121,7 @@ func TestPolicyExplainTellsWhatEachMethodGets(t *testing.T) {
 	require.Regexp(t, `/dedup\.demo\.v1\.PaymentsService/Charge +required`, stdout)
 	require.Regexp(t, `/shop\.v1\.Orders/CreateOrder .* 5, 1 without a key .* ! a call without a key`, stdout)
 	require.Contains(t, stdout, "up to 250ms after the first")
-	require.Contains(t, stdout, "! 4 of 10 methods seem to create something and have no protection.")
+	require.Contains(t, stdout, "! 4 of 11 methods seem to create something and have no protection.")
 }
 
 func TestPolicyExplainAsksARunningService(t *testing.T) {
