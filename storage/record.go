@@ -158,6 +158,20 @@ type Record struct {
 	// where no operator settled the record.
 	ResolvedFrom int64
 	Note         string
+
+	// Pins are the open dead letters that hold the record: with any, it does not
+	// expire. A record that was absent when it was pinned is a stub: stored as
+	// Absent, judged as absent by every call.
+	Pins int32
+	// Reopened is the final error that a replay opened again; it comes back where
+	// that run turns out to have applied nothing.
+	Reopened *Outcome
+	// Redacted: what told of a person is erased; the id is still that of the
+	// identity as it was.
+	Redacted bool
+	// Trace is the W3C trace context of the last run, to link a replay to: trace
+	// id, span id and flags, 25 bytes, or empty.
+	Trace []byte
 }
 
 // StateAt judges r, which may be nil, by the store's clock. A lease counts as

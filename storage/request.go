@@ -16,6 +16,8 @@ type Request interface {
 type Terms struct {
 	Retention time.Duration // of a settled record; zero means DefaultRetention
 	Tombstone time.Duration // refused with KEY_EXPIRED after it; zero means none
+	EntryCap  int           // open entries of a namespace; zero means DefaultEntryCap
+	EntryHold time.Duration // a closed entry is kept; zero means DefaultEntryHold
 }
 
 // OnUnknown says what a Reserve wants when an earlier run's outcome is unknown.
@@ -45,7 +47,10 @@ type Reserve struct {
 	Attempt     AttemptID
 	Lease       time.Duration // zero means DefaultLease
 	OnUnknown   OnUnknown
-	Basis       Basis // with OnUnknownReconcile
+	Basis       Basis        // with OnUnknownReconcile
+	Claim       *ReplayClaim // of a replay: Identity's caller is then the entry's
+	Trace       []byte       // Record.Trace of the run that a grant starts
+	Terms       Terms        // read with Claim only
 }
 
 // BeginRun turns a live RECONCILE grant into a running one.
@@ -112,6 +117,10 @@ const (
 	VerdictStaleHolder            // the record is no longer the caller's
 	VerdictNotReconciled          // BeginRun comes first
 	VerdictRecordChanged          // Resolve: not the version that was looked at
+	VerdictNotFound               // no such entry, or no such record
+	VerdictEntryChanged           // the entry is not in a state, or under a claim, that allows it
+	VerdictClaimInvalid           // Reserve: the claim does not hold for this record
+	VerdictFull                   // Park: the namespace is at its cap
 )
 
 // String returns the verdict's name in lower snake.
@@ -121,7 +130,8 @@ func (v Verdict) String() string {
 		VerdictInProgress: "in_progress", VerdictOutcomeUnknown: "outcome_unknown",
 		VerdictKeyReused: "key_reused", VerdictKeyExpired: "key_expired",
 		VerdictStaleHolder: "stale_holder", VerdictNotReconciled: "not_reconciled",
-		VerdictRecordChanged: "record_changed",
+		VerdictRecordChanged: "record_changed", VerdictNotFound: "not_found",
+		VerdictEntryChanged: "entry_changed", VerdictClaimInvalid: "claim_invalid", VerdictFull: "full",
 	}
 	if int(v) < len(names) && names[v] != "" {
 		return names[v]
@@ -147,8 +157,14 @@ type Answer struct {
 	RetryAfter time.Duration
 	// Late: a Complete arrived for a record that had been released meanwhile.
 	Late bool
-	// Conflict: a refused Complete that may be the trace of a double effect.
+	// Conflict: a refused Complete that may be the trace of a double effect. It is
+	// parked in the same step.
 	Conflict *Conflict
+	// Entry is the entry that the call was about, as it stands after it; for
+	// Reserve and Complete an open one of the record, if any: the oldest.
+	Entry *DeadLetter
+	// Parked: Entry is new, or its Count was raised.
+	Parked bool
 }
 
 // Conflict describes a refused Complete: somebody may have to undo an effect.
