@@ -83,7 +83,9 @@ func (c *conn) invoke(ctx context.Context, stream *callStream, args, reply any, 
 	defer context.AfterFunc(c.stopping, cancel)() //nolint:contextcheck // the second reason to end the call
 	inner = metadata.NewOutgoingContext(inner, nil)
 	inner = metadata.NewIncomingContext(inner, md)
-	inner = peer.NewContext(inner, &peer.Peer{Addr: inProcess{}})
+	from := inProcess{}
+	from.over, _ = ctx.Value(overHTTP{}).(string)
+	inner = peer.NewContext(inner, &peer.Peer{Addr: from})
 	inner = grpc.NewContextWithServerTransportStream(inner, stream)
 	done := make(chan answer, 1)
 	go func() { done <- c.handle(inner, to, request) }()
@@ -227,8 +229,15 @@ func (s *callStream) report(opts []grpc.CallOption, err error) {
 	}
 }
 
-// inProcess is the address of a caller in this process.
-type inProcess struct{}
+// inProcess is the address of a caller in this process, which may speak for one
+// that came over HTTP.
+type inProcess struct{ over string }
 
 func (inProcess) Network() string { return "in-process" }
-func (inProcess) String() string  { return "in-process" }
+
+func (a inProcess) String() string {
+	if a.over != "" {
+		return a.over + " over http"
+	}
+	return "in-process"
+}

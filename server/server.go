@@ -77,6 +77,8 @@ type Config struct {
 	SweepEvery time.Duration
 	// Version is told as the metric dedupd_build_info.
 	Version string
+	// ShowKeys shows keys in the console; without it they are masked.
+	ShowKeys bool
 
 	validator protovalidate.Validator // of the proto's limits; nil makes one
 }
@@ -233,7 +235,7 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 	group, work := errgroup.WithContext(work)
 	group.Go(func() error { s.health.run(work); return nil })
 	group.Go(func() error { s.sweeper.run(work); return nil })
-	server, web := s.grpcServer(), s.httpServer()
+	server, web := s.grpcServer(), s.httpServer(onLoopback(httpLis))
 	group.Go(func() error {
 		if err := server.Serve(grpcLis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return fmt.Errorf("serve grpc: %w", err)
@@ -257,7 +259,11 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 		if err == nil {
 			s.log.Info("stopped: every call was answered")
 		}
-		_ = web.Close()
+		answered, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if web.Shutdown(answered) != nil { // the calls are answered: what is left reads too slowly
+			_ = web.Close()
+		}
 		stop(nil)
 		return err
 	})
