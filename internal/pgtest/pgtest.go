@@ -29,6 +29,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/apt"
 )
 
 // EnvURL names a server to test against instead of a private one.
@@ -213,25 +215,13 @@ func binaries() (string, error) {
 	if dir, ok := find(); ok {
 		return dir, nil
 	}
-	const hint = "PostgreSQL's server programs are missing: apt-get install postgresql (or set " + EnvURL + ")"
-	apt, err := exec.LookPath("apt-get")
-	if err != nil || os.Geteuid() != 0 {
-		return "", errors.New(hint)
-	}
-	for _, args := range [][]string{
-		{"-o", "DPkg::Lock::Timeout=300", "-qq", "update"},
-		{"-o", "DPkg::Lock::Timeout=300", "-qq", "install", "--yes", "--no-install-recommends", "postgresql"},
-	} {
-		cmd := exec.Command(apt, args...) //nolint:gosec,noctx // the distribution's installer
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w: %s", hint, err, out)
-		}
+	if err := apt.Install("postgresql"); err != nil {
+		return "", fmt.Errorf("PostgreSQL's server programs are missing (or set %s): %w", EnvURL, err)
 	}
 	if dir, ok := find(); ok {
 		return dir, nil
 	}
-	return "", errors.New(hint)
+	return "", errors.New("PostgreSQL is installed, but its server programs are not where they usually are")
 }
 
 // find looks where distributions put the server, then along the path.

@@ -4,8 +4,8 @@
 // The life of a page:
 //  1. New is given a connection to the services; it never sees a store.
 //  2. A request is routed by its method and path; GET reads, POST changes.
-//  3. The handler asks the services through the generated clients, for at most
-//     ten seconds, and fills a template.
+//  3. The handler asks the services through the generated clients, for a bounded
+//     time, and fills a template.
 //  4. A POST that changes something is answered by a page that says what will
 //     happen; only the button there, which sends confirm=yes, does it.
 //  5. A refusal is shown as the service worded it, with its reason.
@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	callTimeout = 10 * time.Second
-	maxForm     = 1 << 20 // bytes: a page of ids and a note
+	readTimeout = 10 * time.Second
+	actTimeout  = 40 * time.Second // for thousands of entries; what is done by then is told
+	maxForm     = 1 << 20          // bytes: ten thousand ids and a note
 	pageSize    = 50
 )
 
@@ -87,7 +88,7 @@ func New(cc grpc.ClientConnInterface, opts Options) http.Handler {
 }
 
 // secured tells browsers to run and load nothing from elsewhere, to keep no page,
-// and to show it in no frame.
+// and to show it in no frame; and bounds what a page takes and how long it asks.
 func secured(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -97,7 +98,13 @@ func secured(next http.Handler) http.Handler {
 		h.Set("Referrer-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-		next.ServeHTTP(w, r)
+		limit := readTimeout
+		if r.Method == http.MethodPost {
+			limit = actTimeout
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 
@@ -169,14 +176,9 @@ func (c *console) fail(w http.ResponseWriter, section string, err error) {
 	})
 }
 
-// call bounds what a page asks of the services.
-func call(r *http.Request) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(r.Context(), callTimeout)
-}
-
-// idOf reads an id of n bytes from the path.
-func idOf(r *http.Request, n int) ([]byte, error) {
-	id, err := hex.DecodeString(r.PathValue("id"))
+// idOf reads an id of n bytes.
+func idOf(text string, n int) ([]byte, error) {
+	id, err := hex.DecodeString(text)
 	if err != nil || len(id) != n {
 		return nil, status.Errorf(codes.InvalidArgument, "an id here is %d hex digits; copy it whole", 2*n)
 	}

@@ -177,7 +177,8 @@ func TestWhatIsMissingOrDamagedIsSaidInWords(t *testing.T) {
 		"unknown action":  {"/dead-letters/act", url.Values{"do": {"burn"}, "note": {"n"}}, http.StatusBadRequest, "choose what to do"},
 		"a form too long": {"/records/find", url.Values{"key": {strings.Repeat("k", 2<<20)}}, http.StatusBadRequest, "too large"},
 		"refused": {
-			record, url.Values{"version": {"0000000000000009"}, "note": {"n"}, "verdict": {"completed"}, "confirm": {"yes"}},
+			record,
+			url.Values{"version": {"0000000000000009"}, "note": {"n"}, "verdict": {"completed"}, "confirm": {"yes"}},
 			http.StatusServiceUnavailable, "store is away",
 		},
 	} {

@@ -125,15 +125,13 @@ func (c *console) deadLetters(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, "dead-letters", status.Error(codes.InvalidArgument, "the address of this page is damaged; start from the first page"))
 		return
 	}
-	ctx, cancel := call(r)
-	defer cancel()
-	groups, err := c.letters.Groups(ctx, &dedupv1.GroupsRequest{Filter: filter, Limit: maxGroups})
+	groups, err := c.letters.Groups(r.Context(), &dedupv1.GroupsRequest{Filter: filter, Limit: maxGroups})
 	if err != nil {
 		c.fail(w, "dead-letters", err)
 		return
 	}
 	page.Groups = groups.GetGroups()
-	next, err := c.entries(ctx, filter, token, pageSize, func(e *dedupv1.DeadLetter) {
+	next, err := c.entries(r.Context(), filter, token, pageSize, func(e *dedupv1.DeadLetter) {
 		page.Entries = append(page.Entries, e)
 	})
 	if err != nil {
@@ -170,19 +168,17 @@ func (c *console) entries(ctx context.Context, filter *dedupv1.DeadLetterFilter,
 
 // deadLetter shows one entry.
 func (c *console) deadLetter(w http.ResponseWriter, r *http.Request) {
-	id, err := idOf(r, 16)
+	id, err := idOf(r.PathValue("id"), 16)
 	if err != nil {
 		c.fail(w, "dead-letters", err)
 		return
 	}
-	ctx, cancel := call(r)
-	defer cancel()
-	res, err := c.letters.Get(ctx, &dedupv1.DeadLetterServiceGetRequest{EntryId: id})
+	res, err := c.letters.Get(r.Context(), &dedupv1.DeadLetterServiceGetRequest{EntryId: id})
 	if err != nil {
 		c.fail(w, "dead-letters", err)
 		return
 	}
-	c.render(w, http.StatusOK, "deadletter", "Dead letter "+short(id), "dead-letters", res.GetEntry())
+	c.render(w, http.StatusOK, "deadletter", "Dead letter "+tail(id), "dead-letters", res.GetEntry())
 }
 
 // action is what an operator asks to be done with some entries: the page that
@@ -197,6 +193,7 @@ type action struct {
 	More    bool // over actMost
 	Answers []*dedupv1.EntryAnswer
 	Done    int
+	Stopped string // why the rest was not asked for
 }
 
 // Joined is the ids in one form field.
@@ -208,9 +205,7 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, "dead-letters", status.Error(codes.InvalidArgument, "the form is too large or damaged"))
 		return
 	}
-	ctx, cancel := call(r)
-	defer cancel()
-	ask, err := c.actionOf(ctx, r.PostForm)
+	ask, err := c.actionOf(r.Context(), r.PostForm)
 	if err != nil {
 		c.fail(w, "dead-letters", err)
 		return
@@ -219,9 +214,8 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 		c.render(w, http.StatusOK, "act", "Are you sure?", "dead-letters", ask)
 		return
 	}
-	if err := c.perform(ctx, ask); err != nil {
-		c.fail(w, "dead-letters", err)
-		return
+	if err := c.perform(r.Context(), ask); err != nil {
+		ask.Stopped = status.Convert(err).Message()
 	}
 	c.render(w, http.StatusOK, "acted", "Done", "dead-letters", ask)
 }

@@ -23,6 +23,7 @@ func helpers(opts Options) template.FuncMap {
 	return template.FuncMap{
 		"hex":    hex.EncodeToString,
 		"short":  short,
+		"tail":   tail,
 		"key":    func(k []byte) string { return show.Key(k, opts.ShowKeys) },
 		"caller": func(k []byte) string { return show.Key(k, opts.ShowKeys) },
 		"text":   func(s string) string { return show.Printable([]byte(s)) },
@@ -46,6 +47,13 @@ func helpers(opts Options) template.FuncMap {
 func short(id []byte) string {
 	s := hex.EncodeToString(id)
 	return s[:min(len(s), show.ShortID)]
+}
+
+// tail is the part of an entry's id that tells it from those parked at the same
+// time: the front of it is the time.
+func tail(id []byte) string {
+	s := hex.EncodeToString(id)
+	return s[max(0, len(s)-show.ShortID):]
 }
 
 func rough(d *durationpb.Duration) string {

@@ -10,9 +10,7 @@ const hotKeys = 10
 
 // overview shows what needs somebody, and what this replica does.
 func (c *console) overview(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := call(r)
-	defer cancel()
-	stats, err := c.admin.Stats(ctx, &dedupv1.StatsRequest{HotKeys: hotKeys})
+	stats, err := c.admin.Stats(r.Context(), &dedupv1.StatsRequest{HotKeys: hotKeys})
 	if err != nil {
 		c.fail(w, "overview", err)
 		return

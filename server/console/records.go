@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"encoding/hex"
 	"net/http"
 	"net/url"
@@ -61,7 +62,7 @@ func (c *console) records(w http.ResponseWriter, r *http.Request) {
 	if page.State != "" {
 		req.States = []dedupv1.State{dedupv1.State(dedupv1.State_value["STATE_"+strings.ToUpper(page.State)])}
 	}
-	next, err := c.search(r, req, page)
+	next, err := c.search(r.Context(), req, page)
 	if err != nil {
 		c.fail(w, "records", err)
 		return
@@ -82,7 +83,7 @@ func (c *console) findRecords(w http.ResponseWriter, r *http.Request) {
 	}
 	text := r.PostForm.Get("key") // as typed: a key has no white space at its ends, but a typo is the operator's to see
 	if id, err := hex.DecodeString(strings.TrimSpace(text)); err == nil && len(id) == 32 {
-		http.Redirect(w, r, "/console/records/"+hex.EncodeToString(id), http.StatusSeeOther)
+		http.Redirect(w, r, "/console/records/"+hex.EncodeToString(id), http.StatusSeeOther) //nolint:gosec // hex digits
 		return
 	}
 	page := &listing{Key: text, States: stateNames()}
@@ -91,7 +92,7 @@ func (c *console) findRecords(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, "records", status.Error(codes.InvalidArgument, "give the key, or the 64 hex digits of a record's id"))
 		return
 	}
-	next, err := c.search(r, &dedupv1.ListRecordsRequest{Key: []byte(text), PageSize: pageSize, PageToken: token}, page)
+	next, err := c.search(r.Context(), &dedupv1.ListRecordsRequest{Key: []byte(text), PageSize: pageSize, PageToken: token}, page)
 	if err != nil {
 		c.fail(w, "records", err)
 		return
@@ -102,9 +103,7 @@ func (c *console) findRecords(w http.ResponseWriter, r *http.Request) {
 
 // search pages until the page is full, all is seen, or the time is up, and
 // returns where to go on.
-func (c *console) search(r *http.Request, req *dedupv1.ListRecordsRequest, into *listing) ([]byte, error) {
-	ctx, cancel := call(r)
-	defer cancel()
+func (c *console) search(ctx context.Context, req *dedupv1.ListRecordsRequest, into *listing) ([]byte, error) {
 	until := time.Now().Add(searchTime)
 	for {
 		res, err := c.admin.ListRecords(ctx, req)
@@ -155,7 +154,7 @@ func bases() []basis {
 
 // record shows one record, its life and its dead letters.
 func (c *console) record(w http.ResponseWriter, r *http.Request) {
-	page, err := c.lifeOf(r)
+	page, err := c.lifeOf(r.Context(), r.PathValue("id"))
 	if err != nil {
 		c.fail(w, "records", err)
 		return
@@ -163,13 +162,11 @@ func (c *console) record(w http.ResponseWriter, r *http.Request) {
 	c.render(w, http.StatusOK, "record", "Record "+short(page.Record.GetRecordId()), "records", page)
 }
 
-func (c *console) lifeOf(r *http.Request) (*life, error) {
-	id, err := idOf(r, 32)
+func (c *console) lifeOf(ctx context.Context, text string) (*life, error) {
+	id, err := idOf(text, 32)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := call(r)
-	defer cancel()
 	found, err := c.dedup.Lookup(ctx, &dedupv1.LookupRequest{Record: &dedupv1.LookupRequest_RecordId{RecordId: id}})
 	if err != nil {
 		return nil, err
@@ -262,7 +259,7 @@ type verdict struct {
 
 // resolve asks for confirmation, and then settles the record.
 func (c *console) resolve(w http.ResponseWriter, r *http.Request) {
-	page, err := c.lifeOf(r)
+	page, err := c.lifeOf(r.Context(), r.PathValue("id"))
 	if err == nil {
 		err = r.ParseForm()
 	}
@@ -279,13 +276,11 @@ func (c *console) resolve(w http.ResponseWriter, r *http.Request) {
 		c.render(w, http.StatusOK, "resolve", "Settle the record?", "records", ask)
 		return
 	}
-	ctx, cancel := call(r)
-	defer cancel()
-	if _, err := c.admin.Resolve(ctx, req); err != nil {
+	if _, err := c.admin.Resolve(r.Context(), req); err != nil {
 		c.fail(w, "records", err)
 		return
 	}
-	http.Redirect(w, r, "/console/records/"+hex.EncodeToString(page.Record.GetRecordId()), http.StatusSeeOther)
+	http.Redirect(w, r, "/console/records/"+hex.EncodeToString(page.Record.GetRecordId()), http.StatusSeeOther) //nolint:gosec // hex digits
 }
 
 // verdictOf reads the form: what is asked, for the page and for the service.
