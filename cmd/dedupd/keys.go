@@ -17,7 +17,10 @@ import (
 type keysCmd struct {
 	Get     keysGetCmd     `cmd:"" help:"Show one record. Exits with 3 when there is none."`
 	List    keysListCmd    `cmd:"" help:"List records, in the order of their ids."`
+	Watch   keysWatchCmd   `cmd:"" help:"Print one record whenever it changes, until it is completed."`
 	Resolve keysResolveCmd `cmd:"" help:"Settle a record whose outcome is unknown, by your verdict."`
+	Redact  keysRedactCmd  `cmd:"" help:"Erase what records tell of a person; repeats are still recognized."`
+	Forget  keysForgetCmd  `cmd:"" help:"Delete records; a repeat is new from then on."`
 }
 
 // remote is where the server is and how long to wait for it.
@@ -80,17 +83,20 @@ func (s *selector) Validate() error {
 	return nil
 }
 
+// identity is the record's parts; Validate has read them.
+func (s *selector) identity() *dedupv1.Identity {
+	key := []byte(s.Key)
+	if s.KeyHex != "" {
+		key, _ = hex.DecodeString(s.KeyHex)
+	}
+	return &dedupv1.Identity{Namespace: s.Namespace, Operation: s.Operation, Caller: []byte(s.Caller), Key: key}
+}
+
 // find looks the record up; errNoRecord when there is none.
 func (s *selector) find(ctx context.Context, r remote, conn grpc.ClientConnInterface) (*dedupv1.RecordInfo, error) {
 	request := &dedupv1.LookupRequest{}
 	if s.ID == "" {
-		key := []byte(s.Key)
-		if s.KeyHex != "" {
-			key, _ = hex.DecodeString(s.KeyHex) // Validate has read it
-		}
-		request.Record = &dedupv1.LookupRequest_Identity{Identity: &dedupv1.Identity{
-			Namespace: s.Namespace, Operation: s.Operation, Caller: []byte(s.Caller), Key: key,
-		}}
+		request.Record = &dedupv1.LookupRequest_Identity{Identity: s.identity()}
 	} else {
 		id, err := s.fullID(ctx, r, conn)
 		if err != nil {

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
-	"golang.org/x/term"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -72,8 +69,8 @@ func (c *keysResolveCmd) Run(ctx context.Context, s streams) error {
 	if err := c.judge(request); err != nil {
 		return err
 	}
-	if !c.Yes && !term.IsTerminal(int(s.in.Fd())) {
-		return usagef("there is no terminal to ask on; pass --yes if you are sure")
+	if err := askable(s, c.Yes); err != nil {
+		return err
 	}
 	conn, err := c.connect()
 	if err != nil {
@@ -182,17 +179,7 @@ func (c *keysResolveCmd) confirm(ctx context.Context, s streams, info *dedupv1.R
 	if err := asking.one(s.err, info); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(s.err, "\n%s\nType yes to go on: ", c.consequence()); err != nil {
-		return err
-	}
-	answer, err := readLine(ctx, s.in)
-	if err != nil {
-		return err
-	}
-	if answer != "yes" {
-		return errors.New("not confirmed; nothing was written")
-	}
-	return nil
+	return ask(ctx, s, "\n"+c.consequence(), "yes")
 }
 
 // consequence says what the verdict will do.
@@ -204,27 +191,4 @@ func (c *keysResolveCmd) consequence() string {
 		return "This record becomes COMPLETED: every repeat gets the outcome in " + c.OutcomeFile + ", and the handler does not run again under this key."
 	}
 	return "This record becomes COMPLETED without an outcome: every repeat is told OUTCOME_NOT_STORED, and the handler does not run again under this key."
-}
-
-// readLine reads what was typed, without waiting past ctx. The read itself
-// cannot be cancelled; it ends with the process.
-func readLine(ctx context.Context, in io.Reader) (string, error) {
-	type line struct {
-		text string
-		err  error
-	}
-	read := make(chan line, 1)
-	go func() {
-		text, err := bufio.NewReader(in).ReadString('\n')
-		read <- line{text: strings.TrimSpace(text), err: err}
-	}()
-	select {
-	case l := <-read:
-		if l.err != nil && !errors.Is(l.err, io.EOF) {
-			return "", l.err
-		}
-		return l.text, nil
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
 }

@@ -32,6 +32,7 @@ type commandLine struct {
 	Serve   serveCmd   `cmd:"" help:"Run the service."`
 	Migrate migrateCmd `cmd:"" help:"Make or update the schema of a CockroachDB or PostgreSQL database."`
 	Keys    keysCmd    `cmd:"" help:"Look at records, and settle those whose outcome is unknown."`
+	Top     topCmd     `cmd:"" help:"Show live what a server does, and what needs somebody."`
 	Policy  policyCmd  `cmd:"" help:"Explain what the methods of a service get from the interceptors."`
 	Demo    demoCmd    `cmd:"" help:"Charge orders through lost replies and crashes, with and without dedupd, and count double charges. Takes less than a minute; exits with 1 unless dedupd charged every order exactly once."`
 	Bench   benchCmd   `cmd:"" help:"Measure dedupd against a bare gRPC echo, client and server as two processes on this machine."`

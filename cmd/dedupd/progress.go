@@ -74,3 +74,31 @@ func (p *lineProgress) Placed() {
 func (p *lineProgress) Note(text string) { _, _ = fmt.Fprintln(p.w, "  "+text) }
 
 func (p *lineProgress) End() {}
+
+// counter shows how far a job of unknown length has come, on a terminal only.
+type counter struct{ bar *progressbar.ProgressBar }
+
+func newCounter(s streams, name string) counter {
+	if !isTerminal(s.err) {
+		return counter{}
+	}
+	return counter{bar: progressbar.NewOptions(-1,
+		progressbar.OptionSetWriter(s.err),
+		progressbar.OptionSetDescription(name),
+		progressbar.OptionShowCount(),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionThrottle(100*time.Millisecond),
+	)}
+}
+
+func (c counter) set(n int64) {
+	if c.bar != nil {
+		_ = c.bar.Set64(n)
+	}
+}
+
+func (c counter) end() {
+	if c.bar != nil {
+		_ = c.bar.Finish()
+	}
+}
