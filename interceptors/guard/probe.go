@@ -74,6 +74,7 @@ func (p *prober) met(ctx context.Context, w *work, floor time.Duration) bool {
 	p.probed[id] = time.Time{}
 	again := &work{e: w.e, call: w.call, identity: w.identity, recordID: w.recordID, probing: true}
 	again.call.RefuseAtOnce, again.call.Wait = true, 0
+	again.call.Replay = nil // its claim is over long before; the record is known by now
 	p.wg.Add(1)
 	go p.ask(context.WithoutCancel(ctx), again, floor)
 	return true
@@ -115,6 +116,7 @@ func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
 	}
 	spent = true
 	count(p.e.observe.Unreconciled, w.call.Operation)
+	w.park(ctx, "the reconciler could not tell what became of it")
 	p.e.log.LogAttrs(ctx, slog.LevelError, "the reconciler could not settle an unknown outcome; an operator must resolve the record",
 		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)), slog.Int("probes", Probes))
 }
