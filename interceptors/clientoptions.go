@@ -84,7 +84,7 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
 		keyFields: map[string][]string{}, guarded: map[string]*guarded{},
 		parkedMethods: map[string]bool{},
-		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
+		budget:        &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {

@@ -37,9 +37,9 @@ type limits struct {
 // letter is a message that ends a run or a grant, or a dead letter, on its way to
 // dedupd. All but its message is guarded by the completer.
 type letter struct {
-	id           uint64 // in the journal; 0: it is not there
-	recordID     string // of a dead letter: its kind and record
-	operation    string // of a dead letter: its method
+	id           uint64                   // in the journal; 0: it is not there
+	recordID     string                   // of a dead letter: its kind and record
+	operation    string                   // of a dead letter: its method
 	complete     *dedupv1.CompleteRequest // exactly one of the three is set
 	release      *dedupv1.ReleaseRequest
 	park         *dedupv1.ParkRequest

@@ -27,7 +27,6 @@ const (
 	MaxParkedRequest = 4 << 20
 	// MaxParkedAttempts is how many attempts an entry tells, the last ones.
 	MaxParkedAttempts = 16
-
 )
 
 // ParkerConfig configures a Parker.

@@ -98,7 +98,7 @@ func Client(tp trace.TracerProvider) []interceptors.ClientOption {
 func Server(tp trace.TracerProvider) []interceptors.ServerOption {
 	tracer := tp.Tracer(scope)
 	return []interceptors.ServerOption{interceptors.WithTracing(interceptors.Tracing{
-		Current: traceparent,
+		Current:  traceparent,
 		Replayed: func(ctx context.Context, first string) { link(trace.SpanFromContext(ctx), first) },
 	}), interceptors.After(
 		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
