@@ -72,8 +72,8 @@ func (c *keysResolveCmd) Run(ctx context.Context, s streams) error {
 	if err := c.judge(request); err != nil {
 		return err
 	}
-	if !c.Yes && !term.IsTerminal(int(s.in.Fd())) {
-		return usagef("there is no terminal to ask on; pass --yes if you are sure")
+	if err := askable(s, c.Yes); err != nil {
+		return err
 	}
 	conn, err := c.connect()
 	if err != nil {
@@ -182,17 +182,7 @@ func (c *keysResolveCmd) confirm(ctx context.Context, s streams, info *dedupv1.R
 	if err := asking.one(s.err, info); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(s.err, "\n%s\nType yes to go on: ", c.consequence()); err != nil {
-		return err
-	}
-	answer, err := readLine(ctx, s.in)
-	if err != nil {
-		return err
-	}
-	if answer != "yes" {
-		return errors.New("not confirmed; nothing was written")
-	}
-	return nil
+	return confirm(ctx, s, "\n"+c.consequence())
 }
 
 // consequence says what the verdict will do.
@@ -204,6 +194,29 @@ func (c *keysResolveCmd) consequence() string {
 		return "This record becomes COMPLETED: every repeat gets the outcome in " + c.OutcomeFile + ", and the handler does not run again under this key."
 	}
 	return "This record becomes COMPLETED without an outcome: every repeat is told OUTCOME_NOT_STORED, and the handler does not run again under this key."
+}
+
+// askable says that nobody can be asked, unless that is not needed.
+func askable(s streams, yes bool) error {
+	if yes || term.IsTerminal(int(s.in.Fd())) {
+		return nil
+	}
+	return usagef("there is no terminal to ask on; pass --yes if you are sure")
+}
+
+// confirm tells what is about to happen and reads the answer.
+func confirm(ctx context.Context, s streams, consequence string) error {
+	if _, err := fmt.Fprintf(s.err, "%s\nType yes to go on: ", consequence); err != nil {
+		return err
+	}
+	answer, err := readLine(ctx, s.in)
+	if err != nil {
+		return err
+	}
+	if answer != "yes" {
+		return errors.New("not confirmed; nothing was written")
+	}
+	return nil
 }
 
 // readLine reads what was typed, without waiting past ctx. The read itself
