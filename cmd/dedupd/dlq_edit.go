@@ -158,4 +158,3 @@ func (r *replaying) succeed(ctx context.Context, e *dedupv1.DeadLetter, child *d
 		r.results.add(r.tell(res, e, e.GetEntryId()))
 	})
 }
-

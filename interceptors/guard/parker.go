@@ -226,7 +226,7 @@ func parkedKey(req *dedupv1.ParkRequest) string {
 	if len(id) == 0 {
 		id = recordID(req.GetIdentity())
 	}
-	return string([]byte{byte(req.GetKind())}) + string(id)
+	return req.GetKind().String() + string(id)
 }
 
 // behind reports whether a dead letter has to go by the spool: an older one of

@@ -191,6 +191,10 @@ func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 	if unread == 0 {
 		return
 	}
+	if w.call.Replay != nil {
+		w.e.prober.chase(ctx, w, attemptID) // whose record it is was in the answer that was not read
+		return
+	}
 	req := &dedupv1.ReleaseRequest{
 		Identity: w.identity, AttemptId: attemptID, Effect: dedupv1.Effect_EFFECT_NONE,
 		Note: "the grant was never read",

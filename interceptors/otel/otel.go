@@ -81,7 +81,7 @@ func Client(tp trace.TracerProvider) []interceptors.ClientOption {
 					attribute.Bool(AttributeReplayed, end.Replayed),
 					attribute.Bool(AttributeUnknown, end.Unknown),
 				)
-				link(span, end.Traceparent)
+				link(ctx, end.Traceparent)
 				if len(end.RecordID) >= recordDigits {
 					span.SetAttributes(attribute.String(AttributeRecord, end.RecordID[:recordDigits]))
 				}
@@ -99,7 +99,7 @@ func Server(tp trace.TracerProvider) []interceptors.ServerOption {
 	tracer := tp.Tracer(scope)
 	return []interceptors.ServerOption{interceptors.WithTracing(interceptors.Tracing{
 		Current:  traceparent,
-		Replayed: func(ctx context.Context, first string) { link(trace.SpanFromContext(ctx), first) },
+		Replayed: link,
 	}), interceptors.After(
 		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			record := guard.RecordIDFrom(ctx)
@@ -122,10 +122,11 @@ func traceparent(ctx context.Context) string {
 	return carrier[header]
 }
 
-// link links a span to the run that its answer goes back to.
-func link(span trace.Span, first string) {
-	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{header: first}) //nolint:forbidigo // of no call: it only carries what is read
-	if run := trace.SpanContextFromContext(ctx); run.IsValid() {
+// link links the span of ctx to the run that its answer goes back to.
+func link(ctx context.Context, first string) {
+	span := trace.SpanFromContext(ctx)
+	read := propagation.TraceContext{}.Extract(trace.ContextWithSpan(ctx, nil), propagation.MapCarrier{header: first})
+	if run := trace.SpanContextFromContext(read); run.IsValid() {
 		span.AddLink(trace.Link{SpanContext: run, Attributes: []attribute.KeyValue{attribute.String(AttributeLink, "first run")}})
 	}
 }

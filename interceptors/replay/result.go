@@ -101,8 +101,8 @@ func (r *Result) judge(trailer metadata.MD, err error) {
 		r.Outcome, r.tried = SkippedLive, false
 	default:
 		r.Outcome, r.Err = Failed, err
-		// Nobody was there, or turned it away before its handler.
-		r.tried = !(codeOf(err) == codes.Unavailable && !errors.Is(err, interceptors.ErrOutcomeUnknown))
+		// Else nobody was there, or turned it away before its handler.
+		r.tried = codeOf(err) != codes.Unavailable || errors.Is(err, interceptors.ErrOutcomeUnknown)
 	}
 }
 
@@ -116,7 +116,7 @@ func (r *Replayer) settle(ctx context.Context, res *Result, token []byte) {
 	case res.Outcome == AlreadyDone:
 		req.Result = dedupv1.ReplayResult_REPLAY_RESULT_ALREADY_DONE
 	case res.Outcome == Failed:
-		req.NotBefore = durationpb.New(r.fail.Wait(int(min(res.Entry.GetReplays(), 1000)), 0, rand.Int64N)) //nolint:gosec // at most 1000
+		req.NotBefore = durationpb.New(r.fail.Wait(int(min(res.Entry.GetReplays(), 1000)), 0, rand.Int64N))
 		if res.tried {
 			req.Result, req.Status = dedupv1.ReplayResult_REPLAY_RESULT_FAILED, encoded(res.Err)
 		}
