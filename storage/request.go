@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Request is one of the calls that Apply judges: Reserve, BeginRun, Complete,
-// Extend, Release, Lookup or Resolve.
+// Request is one of the calls that Apply and ApplyCase judge: Reserve, BeginRun,
+// Complete, Extend, Release, Lookup, Resolve, Redact, Forget, and Park, Claim,
+// Settle, Requeue, Discard.
 type Request interface {
 	judge(t *turn) (*Record, Answer)
 }
@@ -61,6 +62,7 @@ type BeginRun struct {
 
 // Complete stores the outcome.
 type Complete struct {
+	Identity  Identity // read only where a conflict is parked and there is no record
 	Attempt   AttemptID
 	Fence     Fence
 	Outcome   *Outcome

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -88,6 +89,23 @@ type List struct {
 	OlderThan time.Duration // by GrantedAt
 	After     RecordID      // only ids above it; zero starts at the first
 	Limit     int           // records in the page, at least 1
+}
+
+// Wants reports whether q chooses r, now; its place in the listing is not looked
+// at.
+func (q List) Wants(r *Record, now Instant, skew time.Duration) bool {
+	state := r.StateAt(now, skew)
+	switch {
+	case q.Namespace != "" && r.Identity.Namespace != q.Namespace,
+		q.Operation != "" && r.Identity.Operation != q.Operation,
+		len(q.Caller) > 0 && r.Identity.Caller != string(q.Caller),
+		len(q.Key) > 0 && r.Identity.Key != string(q.Key),
+		q.OlderThan > 0 && r.GrantedAt > now.Add(-q.OlderThan):
+		return false
+	case len(q.States) == 0:
+		return state != StateAbsent
+	}
+	return slices.Contains(q.States, state)
 }
 
 // Page is a part of a listing.

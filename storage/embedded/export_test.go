@@ -61,8 +61,8 @@ func entriesOf(r *storage.Record) (keys []string) {
 // Metrics are Pebble's own.
 func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
 
-// Settle flushes and compacts all that is stored.
-func (s *Store) Settle(ctx context.Context) error {
+// Compact flushes and compacts all that is stored.
+func (s *Store) Compact(ctx context.Context) error {
 	if err := s.db.Flush(); err != nil {
 		return err
 	}

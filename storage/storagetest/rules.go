@@ -1,6 +1,8 @@
 package storagetest
 
 import (
+	"bytes"
+	cmp2 "cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,7 +17,7 @@ import (
 
 func ruleCases() []testCase {
 	return []testCase{
-		{name: "random calls get the answers of storage.Apply", run: answersOfApply},
+		{name: "random calls get the answers of storage.ApplyCase", run: answersOfApply},
 	}
 }
 
@@ -25,7 +27,8 @@ func answersOfApply(f *fixture) {
 		round++
 		m := &mirror{
 			T: t, f: f, namespace: fmt.Sprintf("%s-%d", f.namespace, round),
-			records: map[storage.RecordID]*storage.Record{}, attempts: []storage.AttemptID{attempt(), attempt(), attempt()},
+			records: map[storage.RecordID]*storage.Record{}, letters: map[storage.RecordID][]*storage.DeadLetter{},
+			attempts: []storage.AttemptID{attempt(), attempt(), attempt()},
 		}
 		actions := map[string]func(*rapid.T){
 			"reserve": m.reserve, "complete": m.complete, "release": m.release, "extend": m.extend,
@@ -46,6 +49,7 @@ type mirror struct {
 	f         *fixture
 	namespace string
 	records   map[storage.RecordID]*storage.Record
+	letters   map[storage.RecordID][]*storage.DeadLetter
 	attempts  []storage.AttemptID
 }
 
@@ -59,25 +63,80 @@ func (m *mirror) call(ask func(ctx context.Context, id storage.Identity, row *st
 	if err != nil {
 		m.Fatalf("%T: %v", req, err)
 	}
-	now := got.Now
-	if wrote := got.Record != nil && (row == nil || got.Record.Version != row.Version); wrote {
-		now = storage.Instant(got.Record.Version)
-		if got.Now < now {
-			m.Fatalf("%T: the answer's time is before that of its write", req)
+	m.compare(id.RecordID(), req, got)
+}
+
+// compare holds an answer against what the rules say, at one of the times that
+// it may have been judged at, and takes over what they write.
+func (m *mirror) compare(id storage.RecordID, req storage.Request, got storage.Answer) {
+	m.Helper()
+	diff := ""
+	for _, now := range judgedAt(req, got) {
+		c := storage.Case{Record: m.records[id], Entries: m.letters[id]}
+		change, want := storage.ApplyCase(c, req, now, m.f.Store.Skew())
+		got := told(req, got)
+		got.Now = now
+		d := cmp.Diff(told(req, want), got, cmpopts.EquateEmpty())
+		if d != "" && c.Record != nil && c.Record.OverAt(now) { // it may have been swept
+			c.Record = nil
+			change, want = storage.ApplyCase(c, req, now, m.f.Store.Skew())
+			d = cmp.Diff(told(req, want), got, cmpopts.EquateEmpty())
+		}
+		if d == "" {
+			m.write(id, change)
+			return
+		}
+		diff = d
+	}
+	m.Fatalf("%T differs from storage.ApplyCase (-want +got):\n%s", req, diff)
+}
+
+// told is what every store tells: the request of an entry by Claim only.
+func told(req storage.Request, a storage.Answer) storage.Answer {
+	if _, ok := req.(storage.Claim); !ok && a.Entry != nil {
+		e := *a.Entry
+		e.Request, a.Entry = nil, &e
+	}
+	return a
+}
+
+// judgedAt are the times that a store may have judged at: that of the answer
+// where nothing was written, else one that the answer shows.
+func judgedAt(req storage.Request, got storage.Answer) []storage.Instant {
+	at := []storage.Instant{got.Now}
+	if got.Record != nil {
+		at = append(at, storage.Instant(got.Record.Version))
+	}
+	if e := got.Entry; e != nil {
+		at = append(at, e.LastParkedAt, e.ClosedAt)
+		switch q := req.(type) {
+		case storage.Claim:
+			at = append(at, e.ClaimEnd.Add(-cmp2.Or(q.Lease, storage.DefaultClaim)))
+		case storage.Settle:
+			at = append(at, e.NotBefore.Add(-q.NotBefore))
 		}
 	}
-	got.Now = now
-	next, want := storage.Apply(row, req, now, m.f.Store.Skew())
-	diff := cmp.Diff(want, got, cmpopts.EquateEmpty())
-	if over := row != nil && row.DropAt != 0 && now >= row.DropAt; over && diff != "" {
-		next, want = storage.Apply(nil, req, now, m.f.Store.Skew()) // it may have been swept
-		diff = cmp.Diff(want, got, cmpopts.EquateEmpty())
+	return at
+}
+
+func (m *mirror) write(id storage.RecordID, c storage.Change) {
+	if c.Forget {
+		delete(m.records, id)
+		delete(m.letters, id)
+		return
 	}
-	if diff != "" {
-		m.Fatalf("%T differs from storage.Apply (-want +got):\n%s", req, diff)
+	if c.Record != nil {
+		m.records[id] = c.Record
 	}
-	if next != nil {
-		m.records[id.RecordID()] = next
+	for _, e := range c.Entries {
+		m.letters[id] = slices.DeleteFunc(slices.Clone(m.letters[id]), func(o *storage.DeadLetter) bool { return o.ID == e.ID })
+		m.letters[id] = append(m.letters[id], e)
+	}
+	slices.SortFunc(m.letters[id], func(a, b *storage.DeadLetter) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+	if c.Redact {
+		for i, e := range m.letters[id] {
+			m.letters[id][i] = e.Redacted()
+		}
 	}
 }
 
