@@ -2,16 +2,18 @@ package interceptors
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 
 	"google.golang.org/grpc/status"
 
+	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 // CallError is the error of a client call that was given up, where there is more
-// to say than the last server's error says: the outcome is unknown, or the
-// caller's context ended during a wait. errors.Is finds ErrOutcomeUnknown,
+// to say than the last server's error says: the outcome is unknown, the call was
+// parked as a dead letter, or the caller's context ended during a wait. errors.Is finds ErrOutcomeUnknown,
 // context.Canceled and context.DeadlineExceeded in it; Unwrap has the last
 // server's error too.
 type CallError struct {
@@ -20,6 +22,11 @@ type CallError struct {
 	// RecordID names dedupd's record, in hexadecimal, as the server told it; empty
 	// where no answer came. For `dedupd keys get`, and for support.
 	RecordID string
+	// Entry is the id, in hexadecimal, of the dead letter that the call became; empty
+	// where it did not, or while it is Spooled. For `dedupd dlq show`.
+	Entry string
+	// Spooled: the dead letter waits on this machine until dedupd takes it.
+	Spooled bool
 
 	status  *status.Status
 	last    error // the last server's error; nil before the first answer
@@ -64,10 +71,10 @@ func (c *clientCall) unknown() bool {
 }
 
 // end makes the error that the caller gets.
-func (c *clientCall) end(ctx context.Context, last error) error {
+func (c *clientCall) end(ctx context.Context, last error, kept guard.Parked) error {
 	unknown := c.unknown()
 	e := &CallError{
-		Attempts: c.attempts, RecordID: c.recordID,
+		Attempts: c.attempts, RecordID: c.recordID, Entry: hex.EncodeToString(kept.Entry), Spooled: kept.Spooled,
 		status: policy.StatusOf(last), last: last, ctxErr: ctx.Err(), unknown: unknown,
 	}
 	if e.ctxErr != nil && (last == nil || status.FromContextError(e.ctxErr).Code() != e.status.Code()) {
@@ -76,7 +83,7 @@ func (c *clientCall) end(ctx context.Context, last error) error {
 			e.status = status.New(e.status.Code(), e.status.Message()+"; the last error was: "+policy.StatusOf(last).Message())
 		}
 	}
-	if !unknown && e.ctxErr == nil {
+	if !unknown && e.ctxErr == nil && e.Entry == "" && !e.Spooled {
 		return last
 	}
 	return e

@@ -2,6 +2,7 @@ package interceptors
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,6 +26,12 @@ type CallObserver struct {
 	BudgetSpent func(ctx context.Context, fullMethod string)
 	// BreakerOpen: a try was held back; nothing was sent.
 	BreakerOpen func(ctx context.Context, fullMethod string)
+	// Permanent: a call of a method that parks (WithParked) ended with an error that
+	// no replay would cure; it is not parked. Alert on it.
+	Permanent func(ctx context.Context, fullMethod string, code codes.Code)
+	// Unparked: such a call was to be parked, and nothing told which record it is:
+	// give WithIdentity. Alert on it.
+	Unparked func(ctx context.Context, fullMethod string)
 	// Stream: a streaming call passed through; nothing else is told of it.
 	Stream func(ctx context.Context, fullMethod string)
 	// Ended: the call is over. A call that was refused before its first try, for
@@ -45,6 +52,11 @@ type CallEnd struct {
 	Replayed bool
 	// Unknown: nobody knows whether the effect happened.
 	Unknown bool
+	// Parked: the call became a dead letter, or will once dedupd takes it.
+	Parked bool
+	// Traceparent is the trace context of the run that a replayed answer goes back
+	// to, as in a traceparent header; empty where that is not known.
+	Traceparent string
 }
 
 func (o *CallObserver) attempt(ctx context.Context, method string, n int) {
@@ -76,6 +88,18 @@ func (o *CallObserver) held(ctx context.Context, method string) {
 	}
 }
 
+func (o *CallObserver) permanent(ctx context.Context, method string, err error) {
+	if o.Permanent != nil {
+		o.Permanent(ctx, method, policy.StatusOf(err).Code())
+	}
+}
+
+func (o *CallObserver) unparked(ctx context.Context, method string) {
+	if o.Unparked != nil {
+		o.Unparked(ctx, method)
+	}
+}
+
 // and returns an observer that tells o, then next.
 func (o CallObserver) and(next CallObserver) CallObserver {
 	return CallObserver{
@@ -84,6 +108,8 @@ func (o CallObserver) and(next CallObserver) CallObserver {
 		Wait:        both2(o.Wait, next.Wait),
 		BudgetSpent: both2(o.BudgetSpent, next.BudgetSpent),
 		BreakerOpen: both2(o.BreakerOpen, next.BreakerOpen),
+		Permanent:   both3(o.Permanent, next.Permanent),
+		Unparked:    both2(o.Unparked, next.Unparked),
 		Stream:      both2(o.Stream, next.Stream),
 		Ended:       both3(o.Ended, next.Ended),
 	}
@@ -120,8 +146,9 @@ func (c *clientCall) report(ctx context.Context, err error) {
 	if c.observe.Ended == nil {
 		return
 	}
+	kept, _ := errors.AsType[*CallError](err)
 	c.observe.Ended(ctx, c.method, CallEnd{
 		Code: policy.StatusOf(err).Code(), Attempts: c.attempts, RecordID: c.recordID,
-		Replayed: c.replayed, Unknown: err != nil && c.unknown(),
+		Replayed: c.replayed, Unknown: err != nil && c.unknown(), Parked: kept != nil && (kept.Entry != "" || kept.Spooled), Traceparent: c.trace,
 	})
 }

@@ -81,7 +81,7 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 		if settled, answer := call.settle(total); settled {
 			err = answer
 		} else {
-			err = call.end(total, last)
+			err = call.end(total, last, call.park(total, cc, req, last))
 		}
 	}
 	call.markRun(ctx, err)
@@ -135,12 +135,21 @@ type clientCall struct {
 	replayed bool
 	// acknowledged: the callee named the record of this call's key.
 	acknowledged bool
+
+	retry  policy.Retry           // of the last try
+	trace  string                 // of the run that a replayed answer goes back to
+	tries  []*dedupv1.CallAttempt // the last ones, of a call that may be parked
+	replay *dedupv1.ReplayClaim   // of a call that replays a dead letter; nil: it does not
 }
 
 // begin chooses the key, once: before the first attempt.
 func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
 	call := &clientCall{client: c, callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
 	call.known = call.policy.declared
+	var err error
+	if call.replay, err = outgoingReplay(ctx); err != nil {
+		return nil, err
+	}
 	for _, o := range opts {
 		if mine, ok := o.(callOption); ok {
 			if err := mine.fn(&call.callConfig); err != nil {

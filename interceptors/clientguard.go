@@ -97,6 +97,7 @@ func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(po
 	call := guard.Call{
 		Operation: c.policy.operation, Key: []byte(*c.key), Fingerprints: []*dedupv1.Fingerprint{c.fp},
 		Lease: g.Lease, Retention: g.Retention, RerunSafe: g.Rerun, Attempt: c.attempts,
+		Replay: c.replay,
 	}
 	if c.identity != nil {
 		call.Caller = []byte(c.identity.caller)
@@ -124,7 +125,7 @@ func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(po
 		answer = c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
 	case res.Stored != nil:
 		c.acknowledged, c.replayed = true, true
-		c.effect = policy.EffectNone
+		c.effect, c.trace = policy.EffectNone, res.Traceparent
 		return policy.Answer{Retry: policy.Permanent, Effect: policy.EffectNone}, c.answerFrom(res.Stored.GetOutcome())
 	default:
 		err = sendErr
@@ -193,6 +194,7 @@ func (c *clientCall) providerHeader(ctx context.Context) context.Context {
 	}
 	md.Delete(HeaderKey)
 	md.Delete(HeaderKeyBin)
+	md.Delete(HeaderReplay)
 	if name := c.policy.guarded.ProviderKeyHeader; name != "" {
 		md.Set(name, hex.EncodeToString(guard.RecordIDFrom(ctx)))
 	}

@@ -29,6 +29,7 @@ func (c *clientCall) loop(ctx context.Context, send sendFunc) (ok bool, last err
 			return true, nil
 		}
 		last = err
+		c.retry = answer.Retry
 		wait, again := c.next(answer)
 		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
 			again = false
@@ -79,7 +80,9 @@ func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, err
 	c.attempts++
 	c.observe.attempt(ctx, c.method, c.attempts)
 	if c.policy.guarded != nil {
-		return c.guardedTry(ctx, send, done)
+		answer, err := c.guardedTry(ctx, send, done)
+		c.tried(err)
+		return answer, err
 	}
 	ended, trailer := c.sendOnce(ctx, send)
 	ended.CallerDone = ctx.Err() != nil
@@ -92,7 +95,11 @@ func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, err
 			answer.Retry, answer.Effect = policy.Permanent, policy.EffectNone
 		}
 	}
+	if values := trailer[TrailerTrace]; len(values) == 1 {
+		c.trace = values[0]
+	}
 	c.note(ended.Err, answer, trailer)
+	c.tried(ended.Err)
 	return answer, ended.Err
 }
 

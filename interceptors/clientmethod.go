@@ -34,6 +34,7 @@ type clientMethod struct {
 	bare         bool     // a key protects no call of it: its server runs every one
 	keyFields    []string // a key is derived from them
 	guarded      *guarded // nil: the server keeps the record
+	parked       bool     // a call that is given up becomes a dead letter
 }
 
 // maxMethods bounds what is remembered of methods: a proxy may be sent any name.
@@ -88,6 +89,7 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 		m.operation = cmp.Or(g.Operation, fullMethod)
 	}
 	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0
+	m.parked = c.parkedMethods[fullMethod]
 	return m
 }
 

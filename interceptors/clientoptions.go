@@ -69,6 +69,10 @@ type clientConfig struct {
 	breaker *policy.BreakerSettings // nil: off
 	observe CallObserver
 	dedup   dedupv1.DedupServiceClient // nil: outcomes are not looked up
+
+	parker         *Parker // nil: nothing is parked
+	parkedMethods  map[string]bool
+	parkedMetadata []string
 }
 
 func newClientConfig(opts []ClientOption) (*clientConfig, error) {
@@ -79,13 +83,17 @@ func newClientConfig(opts []ClientOption) (*clientConfig, error) {
 		},
 		safeMethods: map[string]bool{}, dedupMethods: map[string]bool{},
 		keyFields: map[string][]string{}, guarded: map[string]*guarded{},
-		budget: &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
+		parkedMethods: map[string]bool{},
+		budget:        &policy.BudgetSettings{}, breaker: &policy.BreakerSettings{},
 	}
 	faults := make([]error, 0, len(opts))
 	for _, o := range opts {
 		faults = append(faults, o.applyClient(c))
 	}
 	faults = append(faults, c.checkKeyFields())
+	if len(c.parkedMethods) > 0 && c.parker == nil {
+		faults = append(faults, errors.New("methods are to be parked, but nothing brings them to dedupd: WithDeadLetters"))
+	}
 	return c, errors.Join(faults...)
 }
 

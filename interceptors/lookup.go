@@ -46,7 +46,7 @@ func (c *clientCall) settle(ctx context.Context) (settled bool, err error) {
 		// A kept error does not bar a try that is still on its way.
 		return false, nil //nolint:nilerr // the call's own error says more
 	}
-	c.effect, c.replayed = policy.EffectNone, true
+	c.effect, c.replayed, c.trace = policy.EffectNone, true, resp.GetRecord().GetTraceparent()
 	return true, c.answerFrom(resp.GetCompleted().GetOutcome())
 }
 

@@ -20,12 +20,18 @@ const (
 	HeaderFingerprint = "idempotency-fingerprint"
 	// HeaderAttempt carries the number of the try, counted from 1, for logs.
 	HeaderAttempt = "idempotency-attempt"
+	// HeaderReplay says that the call replays a dead letter, as "<entry>.<token>":
+	// the entry's id and the claim's token, 32 lower-case hexadecimal digits each.
+	HeaderReplay = "idempotency-replay"
 	// TrailerReplayed is "true" on an answer that an earlier run gave.
 	TrailerReplayed = "idempotency-replayed"
 	// TrailerExpires tells when the stored answer ends, in RFC 3339.
 	TrailerExpires = "idempotency-expires"
 	// TrailerRecord carries the record id in hexadecimal, on every keyed reply.
 	TrailerRecord = "idempotency-record"
+	// TrailerTrace carries the trace context of the run that a replayed answer goes
+	// back to, as in a traceparent header.
+	TrailerTrace = "idempotency-traceparent"
 
 	// metadataPrefix starts every name above; none of them is ever replayed.
 	metadataPrefix = "idempotency-"

@@ -58,6 +58,8 @@ type serverConfig struct {
 	lifetime context.Context //nolint:containedctx // the server's lifetime, not a call's
 	closed   func()
 	journal  string
+	parker   *Parker // nil: what cannot be reconciled is counted and logged only
+	trace    Tracing
 }
 
 func newServerConfig(opts []ServerOption) (*serverConfig, error) {

@@ -35,6 +35,7 @@ type refusal struct {
 	message   string // never holds a key, a request or a response
 	operation string // may be empty: not known yet
 	record    []byte // the whole record id; may be empty
+	entry     string // the dead letter's id in hexadecimal; may be empty
 	// retryAfter, where hint is set, becomes RetryInfo.
 	retryAfter time.Duration
 	hint       bool
@@ -60,6 +61,12 @@ func (r refusal) code() codes.Code {
 		return codes.DataLoss
 	case dedupv1.Reason_REASON_STORE_UNAVAILABLE, dedupv1.Reason_REASON_BREAKER_OPEN:
 		return codes.Unavailable
+	case dedupv1.Reason_REASON_QUOTA_EXCEEDED:
+		return codes.ResourceExhausted
+	case dedupv1.Reason_REASON_ENTRY_NOT_FOUND:
+		return codes.NotFound
+	case dedupv1.Reason_REASON_ENTRY_CHANGED:
+		return codes.FailedPrecondition
 	case dedupv1.Reason_REASON_BUDGET_SPENT, // names a counter: no error has it
 		dedupv1.Reason_REASON_UNSPECIFIED:
 	}
@@ -79,6 +86,9 @@ func (r refusal) err() error {
 	if len(r.record) > 0 {
 		digits := hex.EncodeToString(r.record)
 		info.Metadata[policy.MetaRecord] = digits[:min(len(digits), recordDigits)]
+	}
+	if r.entry != "" {
+		info.Metadata[policy.MetaEntry] = r.entry
 	}
 	if r.effect != policy.EffectAsTable {
 		info.Metadata[policy.MetaEffect] = r.effect.String()

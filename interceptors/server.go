@@ -39,6 +39,7 @@ func ServerOptions(dedup dedupv1.DedupServiceClient, opts ...ServerOption) ([]gr
 	}
 	engine, err := guard.New(guard.Config{
 		Dedup: dedup, Namespace: c.namespace, Logger: c.log, Observer: c.observe.Observer, Journal: c.journal, Shadow: c.shadow,
+		Parker: c.parker,
 	})
 	if err != nil {
 		return nil, err
@@ -95,6 +96,14 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if err != nil {
 		return nil, status.Error(codes.Internal, "the method's policy is broken")
 	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	replay, err := incomingReplay(md)
+	if err == nil && replay != nil && !m.protects() {
+		err = replayInvalid("the method ignores keys, so that a replay of it is not bound to its record")
+	}
+	if err != nil {
+		return nil, err
+	}
 	plain := func() (any, error) {
 		resp, err := handler(ctx, req)
 		return resp, markNested(err)
@@ -105,11 +114,12 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE {
 		return s.observed(ctx, m, req, handler)
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
 	key, keyed, err := incomingKey(md)
 	switch {
 	case err != nil:
 		return nil, err
+	case !keyed && replay != nil:
+		return nil, replayInvalid("a replay carries the key of its dead letter, send it too")
 	case !keyed && m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return nil, refusal{
 			reason: dedupv1.Reason_REASON_KEY_REQUIRED, operation: m.operation, field: HeaderKey,
@@ -129,6 +139,7 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		return nil, err
 	}
 	k.handler, k.capture = handler, &capture{method: info.FullMethod}
+	call.Replay = replay
 	return k.do(ctx, call)
 }
 
@@ -159,6 +170,7 @@ func (s *server) keyed(ctx context.Context, m *method, req any, key string, md m
 		Lease: m.lease, MaxRun: m.maxRun, Wait: m.wait, RefuseAtOnce: m.refuseAtOnce,
 		Retention: m.retention, RerunSafe: m.rerunSafe, SharedWithRerun: m.shared,
 		Reconciler: m.reconciler(msg, &k.found), Basis: m.basis, CallerCancels: m.callerCancels,
+		Parked: func() *dedupv1.ParkRequest { return parked(m.fullName, msg) }, Traceparent: s.trace.current(ctx),
 	}, k, nil
 }
 
@@ -182,7 +194,7 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 		trailer.Set(TrailerExpires, at.AsTime().Format(time.RFC3339))
 	}
 	switch {
-	case err != nil && k.m.failOpen && unreached(err) && ctx.Err() == nil:
+	case err != nil && k.m.failOpen && call.Replay == nil && unreached(err) && ctx.Err() == nil:
 		k.s.ranOpen(ctx, k.m)
 		resp, err := k.handler(ctx, k.req)
 		return resp, markNested(err)
@@ -225,6 +237,10 @@ func (k *keyedCall) replay(ctx context.Context, res guard.Result, trailer metada
 		return answer(ctx, nil, err, nil, trailer)
 	}
 	trailer.Set(TrailerReplayed, "true")
+	if res.Traceparent != "" {
+		trailer.Set(TrailerTrace, res.Traceparent)
+		k.s.trace.replayed(ctx, res.Traceparent)
+	}
 	return answer(ctx, resp, err, headers, metadata.Join(trailers, trailer))
 }
 
@@ -261,7 +277,7 @@ func refusalStatus(err error) error {
 		return r.Err
 	}
 	made := refusal{
-		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID,
+		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID, entry: r.Entry,
 		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0,
 	}
 	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {

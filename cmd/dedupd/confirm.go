@@ -19,9 +19,14 @@ func askable(s streams, yes bool) error {
 	return nil
 }
 
-// ask says what is about to happen and goes on only if word is typed. What is
-// asked is no result, so it goes to stderr.
-func ask(ctx context.Context, s streams, consequence, word string) error {
+// confirm says what is about to happen and goes on only if yes is typed.
+func confirm(ctx context.Context, s streams, consequence string) error {
+	return confirmBy(ctx, s, consequence, "yes")
+}
+
+// confirmBy asks for a word that is not typed by habit. What is asked is no
+// result, so it goes to stderr.
+func confirmBy(ctx context.Context, s streams, consequence, word string) error {
 	if _, err := fmt.Fprintf(s.err, "%s\nType %s to go on: ", consequence, word); err != nil {
 		return err
 	}

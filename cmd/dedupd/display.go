@@ -57,7 +57,12 @@ func (d display) json(w io.Writer, info *dedupv1.RecordInfo) error {
 		info = proto.CloneOf(info)
 		info.Identity.Key = nil
 	}
-	text, err := protojson.Marshal(info)
+	return jsonLine(w, info)
+}
+
+// jsonLine prints m on one line.
+func jsonLine(w io.Writer, m proto.Message) error {
+	text, err := protojson.Marshal(m)
 	if err != nil {
 		return err
 	}

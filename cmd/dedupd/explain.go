@@ -19,12 +19,14 @@ const (
 	exitFailed      = 1
 	exitUsage       = 2
 	exitNoRecord    = 3
+	exitPartial     = 4
 	exitInterrupted = 130
 )
 
 var (
 	errInterrupted = errors.New("interrupted")
 	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key; check namespace, operation and caller, which are part of what names it")
+	errNoEntry     = errors.New("no such dead letter; closed ones are kept for a month, then forgotten")
 )
 
 // usageError is a command line that cannot be right.
@@ -32,6 +34,12 @@ type usageError struct{ message string }
 
 // Error returns the message.
 func (e *usageError) Error() string { return e.message }
+
+// partialError says that some of several things could not be done.
+type partialError struct{ message string }
+
+// Error returns the message.
+func (e *partialError) Error() string { return e.message }
 
 func usagef(format string, args ...any) error {
 	return &usageError{message: fmt.Sprintf(format, args...)}
@@ -54,13 +62,16 @@ func usageOf(err error) error {
 
 func exitCode(err error) int {
 	var usage *usageError
+	var partial *partialError
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNoRecord):
+	case errors.Is(err, errNoRecord), errors.Is(err, errNoEntry):
 		return exitNoRecord
+	case errors.As(err, &partial):
+		return exitPartial
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
@@ -56,10 +55,10 @@ type erasure struct {
 	ID             string `name:"id" env:"-" placeholder:"HEX" help:"One record by its id: all 64 hex digits."`
 	AllOfCaller    string `env:"-" placeholder:"CALLER" help:"Every record of this caller in --namespace."`
 	WholeNamespace string `env:"-" placeholder:"NAME" help:"Every record of this namespace."`
-	Note           string `env:"-" required:"" help:"Why, for the audit log: 1 to 1024 bytes; never a key or a request."`
 	DryRun         bool   `env:"-" help:"Only count."`
 	Yes            bool   `env:"-" help:"Do not ask. For scripts."`
 
+	noted  `embed:""`
 	Output outputFormat `short:"o" enum:"table,json" default:"table" help:"How to print what was done: table, or json."`
 	remote `embed:""`
 }
@@ -100,11 +99,8 @@ func (n eraseCount) String() string {
 
 // Validate is called by the parser.
 func (c *erasure) Validate() error {
-	if strings.TrimSpace(c.Note) == "" || len(c.Note) > maxNote {
-		return fmt.Errorf("--note is %d bytes; 1 to %d are allowed, and not only white space", len(c.Note), maxNote)
-	}
 	_, err := c.selector()
-	return err
+	return errors.Join(c.noted.Validate(), err)
 }
 
 // selector is the choice, which is exactly one.
@@ -173,7 +169,7 @@ func (c *erasure) run(ctx context.Context, s streams, e erasing) error {
 		if c.WholeNamespace != "" {
 			word = c.WholeNamespace // a namespace is not erased by habit
 		}
-		if err := ask(ctx, s, found.String()+" will be "+e.done+". "+e.consequence, word); err != nil {
+		if err := confirmBy(ctx, s, found.String()+" will be "+e.done+". "+e.consequence, word); err != nil {
 			return err
 		}
 	}

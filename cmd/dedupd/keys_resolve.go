@@ -179,7 +179,7 @@ func (c *keysResolveCmd) confirm(ctx context.Context, s streams, info *dedupv1.R
 	if err := asking.one(s.err, info); err != nil {
 		return err
 	}
-	return ask(ctx, s, "\n"+c.consequence(), "yes")
+	return confirm(ctx, s, "\n"+c.consequence())
 }
 
 // consequence says what the verdict will do.

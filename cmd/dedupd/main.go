@@ -33,6 +33,7 @@ type commandLine struct {
 	Migrate migrateCmd `cmd:"" help:"Make or update the schema of a CockroachDB or PostgreSQL database."`
 	Keys    keysCmd    `cmd:"" help:"Look at records, and settle those whose outcome is unknown."`
 	Top     topCmd     `cmd:"" help:"Show live what a server does, and what needs somebody."`
+	Dlq     dlqCmd     `cmd:"" help:"Look at dead letters, replay, requeue and discard them."`
 	Policy  policyCmd  `cmd:"" help:"Explain what the methods of a service get from the interceptors."`
 	Demo    demoCmd    `cmd:"" help:"Charge orders through lost replies and crashes, with and without dedupd, and count double charges. Takes less than a minute; exits with 1 unless dedupd charged every order exactly once."`
 	Bench   benchCmd   `cmd:"" help:"Measure dedupd against a bare gRPC echo, client and server as two processes on this machine."`
@@ -95,7 +96,7 @@ func newParser(cmd *commandLine, s streams, exit func(int)) (*kong.Kong, error) 
 		kong.Name("dedupd"),
 		kong.Description("dedupd makes retried calls harmless: for one key the effect happens at most once, and every repeat gets the first answer.\n\n"+
 			"A flag can also be set by the variable shown beside it; the command line wins. Durations are written like 90s, 12h or 7d.\n\n"+
-			"Exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such record, 130 interrupted."),
+			"Exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such record or dead letter, 4 done in part, 130 interrupted."),
 		kong.DefaultEnvars("DEDUPD"),
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),

@@ -76,17 +76,32 @@ func (c *policyExplainCmd) read(ctx context.Context) (*descriptorpb.FileDescript
 	if c.Live {
 		ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
-		return c.reflected(ctx)
+		conn, err := c.connect()
+		if err != nil {
+			return nil, nil, err
+		}
+		defer func() { _ = conn.Close() }() // nothing is in flight
+		set, services, err := reflected(ctx, conn, c.Addr)
+		if len(c.Service) > 0 {
+			services = nil // the flag chooses
+		}
+		return set, services, err
 	}
-	data, err := os.ReadFile(c.File)
+	set, err := readDescriptors(c.File)
+	return set, nil, err
+}
+
+// readDescriptors reads a file descriptor set.
+func readDescriptors(path string) (*descriptorpb.FileDescriptorSet, error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the file descriptor set: %w", err)
+		return nil, fmt.Errorf("read the file descriptor set: %w", err)
 	}
 	set := &descriptorpb.FileDescriptorSet{}
 	if err := proto.Unmarshal(data, set); err != nil || len(set.GetFile()) == 0 {
-		return nil, nil, fmt.Errorf("%s is no file descriptor set; build one with buf build -o FILE", c.File)
+		return nil, fmt.Errorf("%s is no file descriptor set; build one with buf build -o FILE", path)
 	}
-	return set, nil, nil
+	return set, nil
 }
 
 // describeAll describes the methods of the named services, in the order of the

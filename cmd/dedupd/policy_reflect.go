@@ -5,45 +5,40 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/grpc"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// reflected asks a running service for its services and their files.
-func (c *policyExplainCmd) reflected(ctx context.Context) (*descriptorpb.FileDescriptorSet, []string, error) {
-	conn, err := c.connect()
-	if err != nil {
-		return nil, nil, err
+// reflected asks the running service at addr for its services and their files;
+// of only, where it is not empty, for those services alone.
+func reflected(ctx context.Context, conn grpc.ClientConnInterface, addr string, only ...string) (*descriptorpb.FileDescriptorSet, []string, error) {
+	unreflected := func(err error) error {
+		return fmt.Errorf("the service at %s does not tell its files by gRPC reflection (v1); give a file descriptor set instead: %w", addr, err)
 	}
-	defer func() { _ = conn.Close() }() // nothing is in flight
 	stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
-		return nil, nil, c.unreflected(err)
+		return nil, nil, unreflected(err)
 	}
 	r := &reflector{stream: stream, files: map[string]*descriptorpb.FileDescriptorProto{}}
-	services, err := r.services()
-	if err != nil {
-		return nil, nil, c.unreflected(err)
+	services := only
+	if len(services) == 0 {
+		if services, err = r.services(); err != nil {
+			return nil, nil, unreflected(err)
+		}
 	}
 	for _, name := range services {
 		if err := r.fetch(&reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: name},
 		}); err != nil {
-			return nil, nil, c.unreflected(err)
+			return nil, nil, unreflected(err)
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
-		return nil, nil, c.unreflected(err)
-	}
-	if len(c.Service) > 0 {
-		services = nil // the flag chooses
+		return nil, nil, unreflected(err)
 	}
 	return &descriptorpb.FileDescriptorSet{File: r.order}, services, nil
-}
-
-func (c *policyExplainCmd) unreflected(err error) error {
-	return fmt.Errorf("the service at %s does not tell its files by gRPC reflection (v1); give a file descriptor set instead: %w", c.Addr, err)
 }
 
 // reflector collects files, each after those that it imports.

@@ -12,11 +12,14 @@ import (
 
 // newProgress shows a bar on a terminal and a few plain lines elsewhere. Both go
 // to stderr: stdout has the results.
-func newProgress(s streams) demo.Progress {
+func newProgress(s streams) demo.Progress { return progressIn(s, "orders") }
+
+// progressIn is newProgress for what is not counted in orders.
+func progressIn(s streams, unit string) demo.Progress {
 	if isTerminal(s.err) {
 		return &barProgress{w: s.err}
 	}
-	return &lineProgress{w: s.err}
+	return &lineProgress{w: s.err, unit: unit}
 }
 
 // barProgress is for a person at a terminal. A screen that cannot be written to
@@ -55,6 +58,7 @@ func (p *barProgress) End() {
 // lineProgress is for logs: one line per quarter.
 type lineProgress struct {
 	w      io.Writer
+	unit   string
 	name   string
 	orders int
 	placed int
@@ -67,7 +71,7 @@ func (p *lineProgress) Begin(name string, orders int) {
 func (p *lineProgress) Placed() {
 	p.placed++
 	if p.placed*4/p.orders > (p.placed-1)*4/p.orders {
-		_, _ = fmt.Fprintf(p.w, "%s: %d of %d orders\n", p.name, p.placed, p.orders)
+		_, _ = fmt.Fprintf(p.w, "%s: %d of %d %s\n", p.name, p.placed, p.orders, p.unit)
 	}
 }
 

@@ -70,6 +70,18 @@ type Call struct {
 	// knows better.
 	CallerCancels bool
 
+	// Replay is the claim of a dead letter that this call replays: the record is
+	// then the entry's, whoever the caller is. dedupd refuses with KEY_INVALID
+	// unless the claim is live.
+	Replay *dedupv1.ReplayClaim
+	// Parked returns what is kept of the call where nobody can reconcile it: method
+	// and request, at least. Nil: an entry without a request, which cannot be
+	// replayed. Only with Config.Parker.
+	Parked func() *dedupv1.ParkRequest
+	// Traceparent is the trace context of the call, as in a traceparent header, for
+	// later answers to link to; empty: none.
+	Traceparent string
+
 	// Attempt is the client's count of its attempts, from 1; zero means 1. Later
 	// attempts ask dedupd less often, so that retries of two layers add up and do
 	// not multiply: 3, 2, then 1 Reserve per attempt.
@@ -172,6 +184,9 @@ type Result struct {
 	RecordID []byte
 	// Ends tells how long the record lasts; nil where it is not completed.
 	Ends *dedupv1.Ends
+	// Traceparent is the trace context of the run that a Stored answer goes back
+	// to; empty where that is not known.
+	Traceparent string
 }
 
 // recordID is SHA-256 over the identity's parts, each prefixed by its length as

@@ -27,14 +27,22 @@ const (
 	noMoreLetters = -1
 )
 
-// letter is a message that ends a run or a grant, on its way to dedupd. All but
-// its message is guarded by the completer.
+// limits bound a completer.
+type limits struct {
+	letters int
+	bytes   int64
+	age     time.Duration // after which a letter is given up; 0: never
+}
+
+// letter is a message that ends a run or a grant, or a dead letter, on its way to
+// dedupd. All but its message is guarded by the completer.
 type letter struct {
-	id           uint64 // in the journal; 0: it is not there
-	recordID     string
-	operation    string
-	complete     *dedupv1.CompleteRequest // exactly one of the two is set
+	id           uint64                   // in the journal; 0: it is not there
+	recordID     string                   // of a dead letter: its kind and record
+	operation    string                   // of a dead letter: its method
+	complete     *dedupv1.CompleteRequest // exactly one of the three is set
 	release      *dedupv1.ReleaseRequest
+	park         *dedupv1.ParkRequest
 	stands       bool // the outcome was given to the first caller, and no later run can answer otherwise
 	fingerprints []*dedupv1.Fingerprint
 
@@ -51,6 +59,8 @@ func (l *letter) unread() bool { return l.release != nil && l.release.GetFence()
 // goroutine lives only while there is something to deliver.
 type completer struct {
 	dedup   dedupv1.DedupServiceClient
+	parks   dedupv1.DeadLetterServiceClient // of a Parker's
+	limits  limits
 	log     *slog.Logger
 	observe Observer
 	seldom  policy.Backoff
@@ -77,6 +87,7 @@ type completer struct {
 func newCompleter(c Config, often, seldom policy.Backoff) *completer {
 	q := &completer{
 		dedup: c.Dedup, log: c.Logger, observe: c.Observer, often: often, seldom: seldom,
+		limits: limits{letters: MaxPending, bytes: MaxPendingBytes, age: laterTime},
 		latest: map[string]*letter{}, wake: make(chan struct{}, 1),
 	}
 	q.life, q.end = context.WithCancel(context.Background())
@@ -86,9 +97,13 @@ func newCompleter(c Config, often, seldom policy.Backoff) *completer {
 // reopen opens the journal and takes up what an earlier process left in it.
 func (q *completer) reopen(ctx context.Context, dir string) error {
 	j, letters, torn, err := openJournal(dir)
-	if err != nil {
-		return err
+	if err == nil {
+		q.takeUp(ctx, j, letters, torn)
 	}
+	return err
+}
+
+func (q *completer) takeUp(ctx context.Context, j *journal, letters []*letter, torn int64) {
 	if torn > 0 {
 		q.log.LogAttrs(ctx, slog.LevelWarn, "the journal ended in the middle of an entry; its end was cut off",
 			slog.Int64("bytes", torn))
@@ -100,9 +115,13 @@ func (q *completer) reopen(ctx context.Context, dir string) error {
 	for _, l := range letters {
 		l.size, l.since, l.due = letterBytes+int64(proto.Size(l.message())), now, now
 		q.tally(l, 1)
+		if older := q.latest[l.recordID]; older != nil && l.park != nil {
+			older.gone = true
+			q.tally(older, -1)
+			j.done(older.id)
+		}
 		q.enqueueLocked(l)
 	}
-	return nil
 }
 
 // add takes a letter; false when it is full or closed.
@@ -122,10 +141,17 @@ func (q *completer) add(ctx context.Context, l *letter) bool {
 	}
 	q.mu.Lock()
 	late := q.closed
+	var older *letter
 	if !late {
+		if l.park != nil {
+			older = q.latest[l.recordID]
+		}
 		q.enqueueLocked(l)
 	}
 	q.mu.Unlock()
+	if older != nil {
+		q.remove(older) // one dead letter per key: the newer one takes its place
+	}
 	if late && l.id == 0 {
 		q.giveUp(ctx, l)
 	}
@@ -135,7 +161,7 @@ func (q *completer) add(ctx context.Context, l *letter) bool {
 // place makes room for a letter.
 func (q *completer) place(ctx context.Context, l *letter) bool {
 	q.mu.Lock()
-	full := q.taken >= MaxPending || q.bytes+l.size > MaxPendingBytes || l.unread() && q.unread >= maxUnread
+	full := q.taken >= q.limits.letters || q.bytes+l.size > q.limits.bytes || l.unread() && q.unread >= maxUnread
 	ok := !full && !q.closed
 	if ok {
 		q.tally(l, 1)
@@ -316,8 +342,11 @@ func (q *completer) close(ctx context.Context, d time.Duration) {
 }
 
 func (l *letter) message() proto.Message {
-	if l.complete != nil {
+	switch {
+	case l.complete != nil:
 		return l.complete
+	case l.park != nil:
+		return l.park
 	}
 	return l.release
 }

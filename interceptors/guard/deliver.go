@@ -49,14 +49,17 @@ func (q *completer) send(ctx context.Context, l *letter) (ok bool) {
 	try, cancel := trying(ctx, tryTime)
 	defer cancel()
 	err := q.transmit(try, l)
-	reason, _ := reasonOf(err)
+	reason, hint := reasonOf(err)
 	switch {
 	case err == nil:
 		q.remove(l)
 		return true
 	case !answered(err):
-		q.postpone(ctx, l)
+		q.postpone(ctx, l, 0)
 		return false
+	case reason == dedupv1.Reason_REASON_QUOTA_EXCEEDED:
+		q.postpone(ctx, l, hint) // until there is room: nothing is dropped for it
+		return true
 	case reason == dedupv1.Reason_REASON_STALE_HOLDER:
 		if q.remove(l) && l.complete != nil {
 			tooLate(ctx, q.log, q.observe, l.operation, []byte(l.recordID))
@@ -66,7 +69,7 @@ func (q *completer) send(ctx context.Context, l *letter) (ok bool) {
 		return true // it goes out once more, without what dedupd refused
 	}
 	if q.remove(l) {
-		q.log.LogAttrs(ctx, slog.LevelError, "dedupd refused to take how a run ended",
+		q.log.LogAttrs(ctx, slog.LevelError, "dedupd refused a message for good",
 			slog.String("operation", l.operation), slog.String("code", status.Code(err).String()))
 		q.giveUp(ctx, l)
 	}
@@ -75,11 +78,14 @@ func (q *completer) send(ctx context.Context, l *letter) (ok bool) {
 
 func (q *completer) transmit(ctx context.Context, l *letter) (err error) {
 	q.mu.Lock()
-	complete, release := l.complete, l.release
+	complete, release, park := l.complete, l.release, l.park
 	q.mu.Unlock()
-	if complete != nil {
+	switch {
+	case park != nil:
+		_, err = q.parks.Park(ctx, park)
+	case complete != nil:
 		_, err = q.dedup.Complete(ctx, complete)
-	} else {
+	default:
 		_, err = q.dedup.Release(ctx, release)
 	}
 	return err
@@ -95,6 +101,10 @@ func (q *completer) reduce(l *letter) bool {
 		req := proto.CloneOf(l.complete)
 		req.Outcome = withoutAnswer(req.GetOutcome())
 		l.complete = req
+	case l.park.GetRequest() != nil || l.park.GetMetadata() != nil:
+		req := proto.CloneOf(l.park)
+		req.Request, req.Metadata = nil, nil
+		l.park = req
 	case l.release.GetError() != nil:
 		req := proto.CloneOf(l.release)
 		req.Error, req.Hold = nil, nil
@@ -125,12 +135,13 @@ func (q *completer) remove(l *letter) bool {
 	return true
 }
 
-// postpone sets the time of a letter's next try, or gives it up.
-func (q *completer) postpone(ctx context.Context, l *letter) {
+// postpone sets the time of a letter's next try, not before floor is over, or
+// gives it up.
+func (q *completer) postpone(ctx context.Context, l *letter, floor time.Duration) {
 	q.mu.Lock()
-	l.due = time.Now().Add(q.seldom.Wait(l.tries, 0, rand.Int64N))
+	l.due = time.Now().Add(q.seldom.Wait(l.tries, floor, rand.Int64N))
 	l.tries++
-	old := time.Since(l.since) > laterTime
+	old := q.limits.age > 0 && time.Since(l.since) > q.limits.age
 	q.mu.Unlock()
 	if old && q.remove(l) {
 		q.giveUp(ctx, l)
@@ -139,6 +150,9 @@ func (q *completer) postpone(ctx context.Context, l *letter) {
 
 func (q *completer) giveUp(ctx context.Context, l *letter) {
 	count(q.observe.Undelivered, l.operation)
-	q.log.LogAttrs(ctx, slog.LevelError, "gave up telling dedupd how a run ended; its record stays unfinished until it is reconciled or resolved",
-		slog.String("operation", l.operation))
+	lost := "gave up telling dedupd how a run ended; its record stays unfinished until it is reconciled or resolved"
+	if l.park != nil {
+		lost = "a dead letter is lost: neither dedupd nor the spool took it; its caller has the error"
+	}
+	q.log.LogAttrs(ctx, slog.LevelError, lost, slog.String("operation", l.operation))
 }

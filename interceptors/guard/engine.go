@@ -31,6 +31,9 @@ type Config struct {
 	// and responses, readable by its owner only, up to 128 MiB. Empty: they are
 	// kept in memory only.
 	Journal string
+	// Parker takes what nobody could reconcile, with its request (Call.Parked). Nil:
+	// it is counted and logged only.
+	Parker *Parker
 	// Shadow is the namespace of Observe; empty means Namespace + ".shadow".
 	Shadow string
 	// CloseTime is for how long Close goes on delivering; zero means
@@ -117,6 +120,7 @@ type Engine struct {
 	often     policy.Backoff // between tries that somebody waits for
 	completer *completer
 	prober    *prober
+	parker    *Parker // nil: nothing is parked
 	watch     *watcher
 	closeTime time.Duration
 	away      seldom.Log // of calls refused since dedupd cannot be reached
@@ -150,7 +154,7 @@ func New(c Config) (*Engine, error) {
 	}
 	e := &Engine{
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
-		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime,
+		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime, parker: c.Parker,
 		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
@@ -164,6 +168,9 @@ func New(c Config) (*Engine, error) {
 	}
 	return e, nil
 }
+
+// Namespace returns the namespace that the records belong to.
+func (e *Engine) Namespace() string { return e.namespace }
 
 // Close ends the contexts of all runs with ErrClosed, goes on delivering for up
 // to Config.CloseTime, gives up what is left of it (what is in the journal stays
@@ -186,7 +193,8 @@ type work struct {
 	call     Call
 	identity *dedupv1.Identity
 	recordID []byte
-	probing  bool // by the background reconciler
+	probing  bool   // by the background reconciler
+	trace    string // of the run that a stored answer goes back to
 }
 
 // Do runs the work, or answers from the record. The Result says whether the
@@ -206,7 +214,7 @@ func (e *Engine) Do(ctx context.Context, c Call, run Run) (Result, error) {
 	w := &work{e: e, call: c, identity: id, recordID: recordID(id)}
 	res, err := w.do(ctx, run)
 	if err == nil {
-		res.RecordID = w.recordID
+		res.RecordID, res.Traceparent = w.recordID, w.trace
 		if res.Stored != nil && !res.Applied {
 			count(e.observe.Replayed, c.Operation)
 		}

@@ -22,11 +22,13 @@ import (
 const (
 	journalName  = "completions"
 	journalLimit = 2 * MaxPendingBytes // bytes of the file
+	spoolName    = "deadletters"
 	frameHeader  = 8
 	maxFrame     = 16 << 20
 
 	kindComplete = 'C'
 	kindRelease  = 'R'
+	kindPark     = 'P'
 	kindDone     = 'D'
 )
 
@@ -41,6 +43,7 @@ var (
 // use.
 type journal struct {
 	dir   string
+	name  string // of the file
 	lock  *os.File
 	limit int64 // bytes of the file
 
@@ -53,10 +56,15 @@ type journal struct {
 
 type span struct{ at, length int64 }
 
-// openJournal opens the journal in dir, makes it if there is none, and returns
-// the letters that are not done, in their order. torn is how many bytes at its
-// end a crash has left unreadable; they are cut off.
+// openJournal opens the journal of an engine in dir.
 func openJournal(dir string) (j *journal, letters []*letter, torn int64, err error) {
+	return openFile(dir, journalName, journalLimit)
+}
+
+// openFile opens a journal in dir, makes it if there is none, and returns the
+// letters that are not done, in their order. torn is how many bytes at its end a
+// crash has left unreadable; they are cut off.
+func openFile(dir, name string, limit int64) (j *journal, letters []*letter, torn int64, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("guard: open the journal: %w", err)
@@ -65,7 +73,7 @@ func openJournal(dir string) (j *journal, letters []*letter, torn int64, err err
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, 0, err
 	}
-	j = &journal{dir: dir, limit: journalLimit, next: 1, live: map[uint64]span{}}
+	j = &journal{dir: dir, name: name, limit: limit, next: 1, live: map[uint64]span{}}
 	if j.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, nil, 0, err
 	}
@@ -85,7 +93,7 @@ func openJournal(dir string) (j *journal, letters []*letter, torn int64, err err
 	return j, letters, torn, nil
 }
 
-func (j *journal) path() string { return filepath.Join(j.dir, journalName) }
+func (j *journal) path() string { return filepath.Join(j.dir, j.name) }
 
 // load reads the file up to its first unreadable frame and cuts it there.
 func (j *journal) load() (letters []*letter, torn int64, err error) {
@@ -269,8 +277,11 @@ func syncDir(dir string) error {
 // LookupRequest with the fingerprints, that, and the message.
 func encodeLetter(id uint64, l *letter) ([]byte, error) {
 	kind, stands := byte(kindRelease), byte(0)
-	if l.complete != nil {
+	switch {
+	case l.complete != nil:
 		kind = kindComplete
+	case l.park != nil:
+		kind = kindPark
 	}
 	if l.stands {
 		stands = 1
@@ -314,6 +325,13 @@ func decodeLetter(b []byte) (kind byte, id uint64, l *letter, err error) {
 		l.release = &dedupv1.ReleaseRequest{}
 		err = proto.Unmarshal(message, l.release)
 		identity = l.release.GetIdentity()
+	case kindPark:
+		l.park = &dedupv1.ParkRequest{}
+		if proto.Unmarshal(message, l.park) != nil {
+			return 0, 0, nil, errFrame
+		}
+		l.operation, l.recordID = l.park.GetMethod(), parkedKey(l.park)
+		return kind, id, l, nil
 	default:
 		err = errFrame
 	}

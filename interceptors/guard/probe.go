@@ -74,6 +74,7 @@ func (p *prober) met(ctx context.Context, w *work, floor time.Duration) bool {
 	p.probed[id] = time.Time{}
 	again := &work{e: w.e, call: w.call, identity: w.identity, recordID: w.recordID, probing: true}
 	again.call.RefuseAtOnce, again.call.Wait = true, 0
+	again.call.Replay = nil // its claim is over long before; the record is known by now
 	p.wg.Add(1)
 	go p.ask(context.WithoutCancel(ctx), again, floor)
 	return true
@@ -115,6 +116,7 @@ func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
 	}
 	spent = true
 	count(p.e.observe.Unreconciled, w.call.Operation)
+	w.park(ctx, "the reconciler could not tell what became of it")
 	p.e.log.LogAttrs(ctx, slog.LevelError, "the reconciler could not settle an unknown outcome; an operator must resolve the record",
 		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)), slog.Int("probes", Probes))
 }
@@ -168,6 +170,41 @@ func (w *work) unasked(err error) finding {
 	// Every other refusal says that the record is no longer ours to settle.
 	theirs := refusal.Reason != dedupv1.Reason_REASON_IN_PROGRESS && refusal.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE
 	return finding{settled: theirs, retry: refusal.RetryAfter}
+}
+
+// chase asks again, in the background and under the same attempt id, what a
+// Reserve of a replay was answered that ended unread, and gives a grant back:
+// else one that nobody knows of would leave the key in doubt. It goes on until
+// such a grant has lapsed.
+func (p *prober) chase(ctx context.Context, w *work, attemptID []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	again := &work{e: w.e, call: w.call, identity: w.identity, recordID: w.recordID, probing: true}
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.call.Lease)
+		defer cancel()
+		defer context.AfterFunc(p.e.life, cancel)() //nolint:contextcheck // a second end: the engine's
+		for n := 0; p.e.pause(ctx, n); n++ {
+			try, stop := trying(ctx, tryTime)
+			sent := time.Now()
+			resp, err := p.e.dedup.Reserve(try, again.reserveRequest(attemptID, 0))
+			stop()
+			switch {
+			case err == nil:
+				if h := again.granted(resp.GetGranted(), attemptID, sent); h != nil && again.replays(resp) {
+					h.giveBack(ctx)
+				}
+				return
+			case answered(err):
+				return
+			}
+		}
+	}()
 }
 
 // close waits for the probes to end, for up to d; the engine's life is over.

@@ -93,7 +93,9 @@ func (h *hold) reconcile(ctx context.Context) (res Result, begun bool, err error
 		count(h.e.observe.Partial, h.call.Operation)
 		h.e.log.LogAttrs(ctx, slog.LevelError, "a part of an effect was applied; the record is held until an operator resolves it",
 			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
-		return Result{}, false, h.unsettled(ctx, "partial: "+v.note, 0)
+		err := h.unsettled(ctx, "partial: "+v.note, 0)
+		err.Entry = h.park(ctx, "a part of the effect was applied: "+v.note)
+		return Result{}, false, err
 	case stillUnknown:
 	}
 	return Result{}, false, h.unsettled(ctx, "the reconciler could not tell", reconcileRetry)
@@ -129,7 +131,7 @@ func (h *hold) look(ctx context.Context) (v Verdict) {
 // unsettled gives the grant back with nothing found out. The background
 // reconciler goes on asking where asking again may help; the caller is told to
 // wait for as long as it does.
-func (h *hold) unsettled(ctx context.Context, note string, retry time.Duration) error {
+func (h *hold) unsettled(ctx context.Context, note string, retry time.Duration) *RefusalError {
 	h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: cut(note, maxNote)})
 	if retry > 0 && !h.probing && !h.e.prober.met(ctx, h.work, retry) {
 		retry = 0

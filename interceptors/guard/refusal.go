@@ -42,6 +42,9 @@ type RefusalError struct {
 	Unreached bool
 	// Unknown: the effect may have happened. errors.Is(err, ErrOutcomeUnknown).
 	Unknown bool
+	// Entry is the id, in hexadecimal, of the dead letter that waits for somebody
+	// to settle it; empty where there is none.
+	Entry string
 	// Err is the cause: dedupd's own refusal where there was one, a gRPC status
 	// error; may be nil.
 	Err error
@@ -53,6 +56,8 @@ type RefusalError struct {
 func (r *RefusalError) Error() string {
 	text, ok := refusalTexts()[r.Reason]
 	switch {
+	case errors.Is(r.Err, errNoReplays):
+		return errNoReplays.Error()
 	case !ok:
 		return "refused by dedupd"
 	case !r.Unknown:
@@ -87,8 +92,14 @@ func (c *work) refuse(reason dedupv1.Reason, retryAfter time.Duration, cause err
 	return &RefusalError{
 		Reason: reason, Operation: c.call.Operation, RecordID: c.recordID,
 		RetryAfter: retryAfter, Err: cause,
-		Unknown: reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN,
+		Unknown: reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN, Entry: entryIn(cause),
 	}
+}
+
+// entryIn returns the dead letter that dedupd's refusal names.
+func entryIn(err error) string {
+	said, _ := policy.RefusalOf(err)
+	return said.Entry
 }
 
 // reasonOf reads dedupd's reason and hint from an error; the reason is

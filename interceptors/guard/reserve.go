@@ -90,9 +90,14 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
 		try, cancel := trying(ctx, tryTime+wait)
+		try = w.traced(try)
 		sent := time.Now()
 		resp, err := w.e.dedup.Reserve(try, w.reserveRequest(attemptID, wait))
 		cancel()
+		if err == nil && !w.replays(resp) {
+			err = w.disclaim(ctx, attemptID, resp)
+			return nil, nil, err
+		}
 		if err == nil {
 			switch a := resp.GetAnswer().(type) {
 			case *dedupv1.ReserveResponse_Granted:
@@ -137,7 +142,7 @@ func (w *work) reserveRequest(attemptID []byte, wait time.Duration) *dedupv1.Res
 	return &dedupv1.ReserveRequest{
 		Identity: w.identity, Fingerprints: w.call.Fingerprints, AttemptId: attemptID,
 		Lease: durationpb.New(w.call.Lease), Wait: durationpb.New(wait),
-		OnUnknown: w.call.onUnknown(), Basis: w.call.Basis,
+		OnUnknown: w.call.onUnknown(), Basis: w.call.Basis, Replay: w.call.Replay,
 	}
 }
 
@@ -184,6 +189,10 @@ func dedupdSaid(err error) bool {
 // block the key.
 func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 	if unread == 0 {
+		return
+	}
+	if w.call.Replay != nil {
+		w.e.prober.chase(ctx, w, attemptID) // whose record it is was in the answer that was not read
 		return
 	}
 	req := &dedupv1.ReleaseRequest{

@@ -10,7 +10,10 @@
 //  3. At the end the span gets its attributes: attempts, whether the answer was
 //     replayed or is unknown, and the first 12 hexadecimal digits of the record id.
 //  4. On a server, Server puts a span around every run of a keyed handler, under
-//     the span of the call that got the grant.
+//     the span of the call that got the grant, whose trace context is stored with
+//     the key.
+//  5. A call that is answered from a record has its span linked to that one, on
+//     the server and on the client.
 //
 // What it does not do: no span holds a key, a request or a response, nor the
 // message of an error, and nothing is counted (package prom does).

@@ -7,6 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
@@ -41,7 +42,12 @@ const (
 	// EventBreakerOpen: a try was held back.
 	EventBreakerOpen = "dedup.breaker_open"
 
+	// AttributeLink says what a span is linked to: "first run", the call whose
+	// answer it got.
+	AttributeLink = "dedup.link"
+
 	recordDigits = 12
+	header       = "traceparent"
 )
 
 // Client returns the options of interceptors.ClientOptions that trace every
@@ -75,6 +81,7 @@ func Client(tp trace.TracerProvider) []interceptors.ClientOption {
 					attribute.Bool(AttributeReplayed, end.Replayed),
 					attribute.Bool(AttributeUnknown, end.Unknown),
 				)
+				link(ctx, end.Traceparent)
 				if len(end.RecordID) >= recordDigits {
 					span.SetAttributes(attribute.String(AttributeRecord, end.RecordID[:recordDigits]))
 				}
@@ -85,10 +92,15 @@ func Client(tp trace.TracerProvider) []interceptors.ClientOption {
 
 // Server returns the options of interceptors.ServerOptions that trace every run
 // of a keyed handler with a tracer of tp: a span "dedup run
-// package.Service/Method". Repeats that are answered from the record have none.
+// package.Service/Method". Repeats that are answered from the record have none:
+// the call's own span, as otelgrpc's handler makes it, is linked to the call that
+// ran first.
 func Server(tp trace.TracerProvider) []interceptors.ServerOption {
 	tracer := tp.Tracer(scope)
-	return []interceptors.ServerOption{interceptors.After(
+	return []interceptors.ServerOption{interceptors.WithTracing(interceptors.Tracing{
+		Current:  traceparent,
+		Replayed: link,
+	}), interceptors.After(
 		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			record := guard.RecordIDFrom(ctx)
 			if record == nil {
@@ -101,6 +113,22 @@ func Server(tp trace.TracerProvider) []interceptors.ServerOption {
 			setStatus(span, err)
 			return resp, err
 		})}
+}
+
+// traceparent is the trace context of ctx, or nothing.
+func traceparent(ctx context.Context) string {
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier[header]
+}
+
+// link links the span of ctx to the run that its answer goes back to.
+func link(ctx context.Context, first string) {
+	span := trace.SpanFromContext(ctx)
+	read := propagation.TraceContext{}.Extract(trace.ContextWithSpan(ctx, nil), propagation.MapCarrier{header: first})
+	if run := trace.SpanContextFromContext(read); run.IsValid() {
+		span.AddLink(trace.Link{SpanContext: run, Attributes: []attribute.KeyValue{attribute.String(AttributeLink, "first run")}})
+	}
 }
 
 func spanName(fullMethod string) string { return "dedup " + strings.TrimPrefix(fullMethod, "/") }

@@ -125,8 +125,11 @@ func (a *Answer) applyRefusal(r Refusal) {
 		dedupv1.Reason_REASON_KEY_REQUIRED, dedupv1.Reason_REASON_KEY_INVALID,
 		dedupv1.Reason_REASON_INPUT_INVALID, dedupv1.Reason_REASON_OUTCOME_NOT_STORED,
 		dedupv1.Reason_REASON_STALE_HOLDER, dedupv1.Reason_REASON_NOT_RECONCILED,
-		dedupv1.Reason_REASON_RECORD_CHANGED:
+		dedupv1.Reason_REASON_RECORD_CHANGED, dedupv1.Reason_REASON_ENTRY_NOT_FOUND,
+		dedupv1.Reason_REASON_ENTRY_CHANGED:
 		a.Retry = Permanent
+	case dedupv1.Reason_REASON_QUOTA_EXCEEDED:
+		a.Retry = Transient
 	case dedupv1.Reason_REASON_BUDGET_SPENT, // names a counter: no error has it
 		dedupv1.Reason_REASON_UNSPECIFIED: // of a later version: its code says it
 	}
@@ -141,7 +144,9 @@ func refusalEffect(r Refusal) Effect {
 	case dedupv1.Reason_REASON_KEY_REUSED, dedupv1.Reason_REASON_KEY_EXPIRED,
 		dedupv1.Reason_REASON_KEY_REQUIRED, dedupv1.Reason_REASON_KEY_INVALID,
 		dedupv1.Reason_REASON_INPUT_INVALID, dedupv1.Reason_REASON_NOT_RECONCILED,
-		dedupv1.Reason_REASON_RECORD_CHANGED, dedupv1.Reason_REASON_BREAKER_OPEN:
+		dedupv1.Reason_REASON_RECORD_CHANGED, dedupv1.Reason_REASON_BREAKER_OPEN,
+		dedupv1.Reason_REASON_QUOTA_EXCEEDED, dedupv1.Reason_REASON_ENTRY_NOT_FOUND,
+		dedupv1.Reason_REASON_ENTRY_CHANGED:
 		return EffectNone
 	case dedupv1.Reason_REASON_OUTCOME_NOT_STORED:
 		return EffectApplied

@@ -25,6 +25,9 @@ const (
 	// MetaNested is "true" on a refusal that a handler hands on from further
 	// down: it says nothing about the call that returned it.
 	MetaNested = "nested"
+	// MetaEntry is the id, in hexadecimal, of the dead letter that waits for
+	// somebody to settle it.
+	MetaEntry = "entry"
 	// MetaEffect is "none", "unknown" or "applied": what the refused call left
 	// behind, where the reason alone does not tell.
 	MetaEffect = "effect"
@@ -71,6 +74,9 @@ type Refusal struct {
 	// Operation and Record name the record, for logs: the operation, and the
 	// first 12 hexadecimal digits of the record id. Either may be empty.
 	Operation, Record string
+	// Entry is the id, in hexadecimal, of the record's open dead letter, if the
+	// refusal names one.
+	Entry string
 }
 
 // RefusalOf returns what the first ErrorInfo of dedupd's domain in err says, and
@@ -116,6 +122,7 @@ func refusalIn(s *statuspb.Status) (found Refusal, ok bool) {
 			Effect:    parseEffect(info.GetMetadata()[MetaEffect]),
 			Operation: info.GetMetadata()[MetaOperation],
 			Record:    info.GetMetadata()[MetaRecord],
+			Entry:     info.GetMetadata()[MetaEntry],
 		}
 		if !r.Nested {
 			return r, true

@@ -1,0 +1,220 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+// Outcome is what came of a replay.
+type Outcome string
+
+// The outcomes. All but the last two are the end of the entry.
+const (
+	// Replayed: the handler ran, with success.
+	Replayed Outcome = "REPLAYED"
+	// AlreadyDone: the work had been done before; nothing was run.
+	AlreadyDone Outcome = "ALREADY_DONE"
+	// Superseded: the caller's own retry, another replay or an operator settled it
+	// meanwhile.
+	Superseded Outcome = "SUPERSEDED"
+	// SkippedLive: a run of the key, or another replay of the entry, is going on.
+	// Nothing was sent.
+	SkippedLive Outcome = "SKIPPED_LIVE"
+	// Failed: it is parked again; Err says why.
+	Failed Outcome = "FAILED"
+)
+
+// Done reports whether nothing is left to do.
+func (o Outcome) Done() bool { return o == Replayed || o == AlreadyDone || o == Superseded }
+
+// Result is what came of one entry.
+type Result struct {
+	// EntryID is the entry's id, 16 bytes.
+	EntryID []byte
+	// Entry is the entry as it was claimed, with its request; nil where it was not.
+	Entry *dedupv1.DeadLetter
+	// Outcome says what came of it.
+	Outcome Outcome
+	// Err is why it failed, as the service or dedupd answered; nil otherwise.
+	Err error
+	// Reason is dedupd's, where it would not give the entry for a replay;
+	// KEY_EXPIRED: the key's time is over, so that nobody knows any more whether the
+	// work was done.
+	Reason dedupv1.Reason
+
+	tried bool // the service may have run something
+}
+
+// reached is what the result tells of the service.
+func (r Result) reached() reach {
+	if r.Err == nil {
+		return answered
+	}
+	switch codeOf(r.Err) { //nolint:exhaustive // the codes of a service that is not there
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return silent
+	}
+	return answered
+}
+
+func codeOf(err error) codes.Code { return policy.StatusOf(err).Code() }
+
+// replay sends a claimed entry and settles it.
+func (r *Replayer) replay(ctx context.Context, e *dedupv1.DeadLetter, token []byte) Result {
+	res := Result{EntryID: e.GetEntryId(), Entry: e, Outcome: SkippedLive}
+	if ctx.Err() == nil {
+		trailer, err := r.send(ctx, e, token)
+		res.judge(trailer, err)
+	}
+	r.settle(ctx, &res, token)
+	if r.Observer.Settled != nil {
+		r.Observer.Settled(res)
+	}
+	return res
+}
+
+// judge says what the service's answer means.
+func (r *Result) judge(trailer metadata.MD, err error) {
+	replayed := len(trailer[interceptors.TrailerReplayed]) == 1
+	reason, refused := interceptors.ReasonOf(err)
+	r.tried = true
+	switch {
+	case err == nil && replayed:
+		r.Outcome = AlreadyDone
+	case err == nil:
+		r.Outcome = Replayed
+	case refused && reason == dedupv1.Reason_REASON_IN_PROGRESS:
+		r.Outcome, r.tried = SkippedLive, false
+	default:
+		r.Outcome, r.Err = Failed, err
+		// Else nobody was there, or turned it away before its handler.
+		r.tried = codeOf(err) != codes.Unavailable || errors.Is(err, interceptors.ErrOutcomeUnknown)
+	}
+}
+
+// settle ends the claim. Where dedupd cannot be told the claim lapses by itself,
+// and the record keeps what was done.
+func (r *Replayer) settle(ctx context.Context, res *Result, token []byte) {
+	req := &dedupv1.SettleRequest{EntryId: res.EntryID, Token: token, Result: dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK}
+	switch {
+	case res.Outcome == Replayed:
+		req.Result = dedupv1.ReplayResult_REPLAY_RESULT_REPLAYED
+	case res.Outcome == AlreadyDone:
+		req.Result = dedupv1.ReplayResult_REPLAY_RESULT_ALREADY_DONE
+	case res.Outcome == Failed:
+		req.NotBefore = durationpb.New(r.fail.Wait(int(min(res.Entry.GetReplays(), 1000)), 0, rand.Int64N))
+		if res.tried {
+			req.Result, req.Status = dedupv1.ReplayResult_REPLAY_RESULT_FAILED, encoded(res.Err)
+		}
+	case res.tried || ctx.Err() == nil:
+		hint, _ := interceptors.RetryAfter(res.Err)
+		req.NotBefore = durationpb.New(max(hint, time.Second))
+	}
+	ctx = context.WithoutCancel(ctx)
+	entry, err := r.tell(ctx, req)
+	if err != nil {
+		r.Logger.LogAttrs(ctx, slog.LevelWarn, "dedupd was not told how a replay ended; its claim lapses by itself",
+			slog.String("operation", res.Entry.GetIdentity().GetOperation()), slog.String("code", codeOf(err).String()))
+		return
+	}
+	res.settled(entry)
+}
+
+// tell sends a Settle until it is answered; where the claim is no longer ours, it
+// returns the entry as it is.
+func (r *Replayer) tell(ctx context.Context, req *dedupv1.SettleRequest) (*dedupv1.DeadLetter, error) {
+	for n := 0; ; n++ {
+		try, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), askTime)
+		resp, err := r.DeadLetters.Settle(try, req)
+		reason, _ := interceptors.ReasonOf(err)
+		if reason == dedupv1.Reason_REASON_ENTRY_CHANGED {
+			var got *dedupv1.DeadLetterServiceGetResponse
+			got, err = r.DeadLetters.Get(try, &dedupv1.DeadLetterServiceGetRequest{EntryId: req.GetEntryId()})
+			cancel()
+			return got.GetEntry(), err
+		}
+		cancel()
+		if err == nil || n+1 == settleTries || !passing(err) {
+			return resp.GetEntry(), err
+		}
+		sleep(ctx, r.ask.Wait(n, 0, rand.Int64N))
+	}
+}
+
+func passing(err error) bool {
+	switch codeOf(err) { //nolint:exhaustive // the codes that pass
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.Unknown, codes.ResourceExhausted:
+		return true
+	}
+	return false
+}
+
+// settled takes over what the record says of the entry.
+func (r *Result) settled(e *dedupv1.DeadLetter) {
+	switch e.GetState() {
+	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED:
+		switch e.GetResult() {
+		case dedupv1.ReplayResult_REPLAY_RESULT_REPLAYED:
+			r.Outcome, r.Err = Replayed, nil
+		case dedupv1.ReplayResult_REPLAY_RESULT_ALREADY_DONE:
+			r.Outcome, r.Err = AlreadyDone, nil
+		case dedupv1.ReplayResult_REPLAY_RESULT_SUPERSEDED:
+			r.Outcome, r.Err = Superseded, nil
+		case dedupv1.ReplayResult_REPLAY_RESULT_UNSPECIFIED, dedupv1.ReplayResult_REPLAY_RESULT_FAILED,
+			dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK:
+		}
+	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED:
+		r.Outcome, r.Err = Superseded, nil
+	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING: // by somebody else
+		if r.Outcome == Failed {
+			r.Outcome, r.Err = SkippedLive, nil
+		}
+	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_UNSPECIFIED:
+	}
+}
+
+// refusedClaim is what came of an entry that dedupd would not give.
+func refusedClaim(id []byte, refusals []*dedupv1.ClaimRefusal) Result {
+	res := Result{EntryID: id, Outcome: Failed, Err: status.Error(codes.NotFound, "dedupd did not give the entry for a replay")}
+	for _, refusal := range refusals {
+		res.Reason = refusal.GetReason()
+		res.Err = status.Error(codes.FailedPrecondition, refusal.GetMessage())
+		switch refusal.GetState() {
+		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED:
+			res.Outcome, res.Err = Superseded, nil
+		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING:
+			res.Outcome, res.Err = SkippedLive, nil
+		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_UNSPECIFIED:
+			if refusal.GetReason() == dedupv1.Reason_REASON_IN_PROGRESS {
+				res.Outcome, res.Err = SkippedLive, nil
+			}
+		}
+	}
+	return res
+}
+
+// encoded is the status of an error as bytes, without its details where they
+// are too large to keep.
+func encoded(err error) []byte {
+	const maxStatus = 64 << 10
+	s := policy.StatusOf(err).Proto()
+	if b, err := proto.Marshal(s); err == nil && len(b) <= maxStatus {
+		return b
+	}
+	b, _ := proto.Marshal(&statuspb.Status{Code: s.GetCode()}) // a number cannot fail to encode
+	return b
+}
