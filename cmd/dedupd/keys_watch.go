@@ -61,12 +61,12 @@ func (c *keysWatchCmd) Run(ctx context.Context, s streams) error {
 				return err
 			}
 		}
-		// The first look tells how it stands; from then on a run is waited for.
-		last, lookup.Wait = info, durationpb.New(min(c.Timeout/2, 30*time.Second))
+		last, lookup.Wait = info, nil
 		if over(info) && !c.Follow {
 			return nil
 		}
 		if info.GetState() == dedupv1.State_STATE_RESERVED {
+			lookup.Wait = durationpb.New(min(c.Timeout/2, 30*time.Second)) // held until the run has ended
 			continue
 		}
 		select {

@@ -21,8 +21,10 @@ type serveCmd struct {
 	storeFlags `embed:""`
 
 	Listen   string `default:"127.0.0.1:7480" help:"Where gRPC listens. There is no authentication yet: keep it on networks you trust."`
-	HTTP     string `name:"http" default:"127.0.0.1:7481" help:"Where /healthz, /readyz and /metrics listen; empty for nowhere."`
+	HTTP     string `name:"http" default:"127.0.0.1:7481" help:"Where the console, JSON, /healthz, /readyz and /metrics listen; empty for nowhere."`
 	OpenHTTP bool   `name:"open-http-without-auth" help:"Let --http listen beyond this machine. Nobody is asked for a password there."`
+
+	ShowKeys bool `help:"Show keys and callers in the console. Without it they are masked, since they may be secrets."`
 
 	Retention  span     `default:"7d" help:"How long a completed record is kept: 1m to 400d."`
 	Tombstone  span     `default:"30d" help:"How long after that a repeat is refused instead of run: 0s to 400d."`
@@ -78,7 +80,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	tombstone := time.Duration(c.Tombstone)
 	srv, err := server.New(server.Config{
-		Store: store, Logger: log, Registry: registry, Version: build().Version,
+		Store: store, Logger: log, Registry: registry, Version: build().Version, ShowKeys: c.ShowKeys,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
 		DrainTimeout: time.Duration(c.Drain),
 	})
@@ -120,7 +122,7 @@ func (c *serveCmd) greet(s streams, where string, grpcLis, httpLis net.Listener)
 		"  grpc  " + addr,
 	}
 	if httpLis != nil {
-		lines = append(lines, "  http  http://"+httpLis.Addr().String()+" (/healthz /readyz /metrics)")
+		lines = append(lines, "  http  http://"+httpLis.Addr().String()+" (console, JSON, /healthz /readyz /metrics)")
 	}
 	lines = append(lines,
 		"  data  "+where,
