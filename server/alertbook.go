@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -174,9 +175,9 @@ func (b *alertBook) failed(now time.Time) {
 
 // labelText is the same for equal labels.
 func labelText(labels map[string]string) string {
-	text := ""
+	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		text += name + "=" + labels[name] + "\n"
+		text.WriteString(name + "=" + labels[name] + "\n")
 	}
-	return text
+	return text.String()
 }

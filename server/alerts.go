@@ -73,10 +73,8 @@ func (c AlertConfig) validate() error {
 		return errors.New("server: set the alerts' cool-down, pending time and repeats to positive values")
 	case c.Repeat < c.CoolDown:
 		return fmt.Errorf("server: alerts are repeated after %s, set no less than their cool-down of %s", c.Repeat, c.CoolDown)
-	case c.URL != "":
-		return checkWebhook(c.URL)
 	}
-	return nil
+	return CheckWebhook(c.URL)
 }
 
 // alerter looks at what the server knows anyway, and tells the webhook. It reads

@@ -96,7 +96,7 @@ func TestG03NewDeadLettersAreToldOncePerGroupAndTheirEndToo(t *testing.T) {
 		require.NoError(t, err)
 		pass(censusEvery + DefaultAlertEvery)
 		require.Equal(t, []string{"resolved DedupdDeadLetters billing"}, to.take())
-		pass(24 * time.Hour)
+		pass(DefaultAlertRepeat)
 		require.Empty(t, to.take())
 	})
 }

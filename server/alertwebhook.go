@@ -138,11 +138,12 @@ func (w *webhook) send(ctx context.Context, m webhookMessage) error {
 	return nil
 }
 
-// checkWebhook says what is wrong with a webhook's address, without repeating it.
-func checkWebhook(to string) error {
+// CheckWebhook reports an address that AlertConfig.URL does not take; empty is fine.
+// The error never repeats it, as it may hold a secret.
+func CheckWebhook(to string) error {
 	u, err := url.Parse(to)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return errors.New("server: alert webhook takes http://host/path or https://host/path")
+	if to != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		return errors.New("server: the alert webhook takes http://host/path or https://host/path")
 	}
 	return nil
 }
