@@ -24,12 +24,16 @@ type census struct {
 	store storage.DeadLetters
 	log   *slog.Logger
 	label func(namespace string) string // bounds the labels
+	made  func() map[seriesKey]int64    // new dead letters of this process so far
 
 	mu      sync.Mutex
 	last    storage.Census // Now is zero before the first
 	at      time.Time      // of last, by this process's monotonic clock
 	failing bool
-	overdue map[string]int64 // records by namespace, by the sweeper's last round
+	overdue map[string]int64 // records by namespace, by the last round over them
+	// What made said before and after the last count: entries made in between may
+	// or may not be in it.
+	before, after map[seriesKey]int64
 }
 
 // run counts until ctx ends.
@@ -49,7 +53,9 @@ func (c *census) run(ctx context.Context) {
 func (c *census) count(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, censusTimeout)
 	defer cancel()
+	before := c.made()
 	counted, err := c.store.Census(bounded)
+	after := c.made()
 	if ctx.Err() != nil {
 		return
 	}
@@ -63,13 +69,18 @@ func (c *census) count(ctx context.Context) {
 		return
 	}
 	c.last, c.at, c.failing = counted, time.Now(), false
+	c.before, c.after = before, after
 }
 
-// setOverdue takes the sweeper's numbers.
+// setOverdue takes the numbers of a round over all overdue records.
 func (c *census) setOverdue(byNamespace map[string]int64) {
+	overdue := map[string]int64{}
+	for namespace, n := range byNamespace {
+		overdue[c.label(namespace)] += n
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.overdue = byNamespace
+	c.overdue = overdue
 }
 
 // latest is the last count, with Now moved on to this moment, and when it was
@@ -80,6 +91,14 @@ func (c *census) latest() (counted storage.Census, at storage.Instant, ok bool) 
 	counted, at = c.last, c.last.Now
 	counted.Now = at.Add(time.Since(c.at))
 	return counted, at, at != 0
+}
+
+// making is what this process had made before and after the last count; neither is
+// to be written to.
+func (c *census) making() (before, after map[seriesKey]int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.before, c.after
 }
 
 // overdueRecords is by namespace; not to be written to.
@@ -133,14 +152,14 @@ func (t tally) add(n int64, oldest storage.Instant) tally {
 
 // tallies adds a census up by namespace, under labels that are bounded, and kind
 // or state.
-func (c *census) tallies(counted storage.Census) (unfinished, entries map[[2]string]tally) {
-	unfinished, entries = map[[2]string]tally{}, map[[2]string]tally{}
+func (c *census) tallies(counted storage.Census) (unfinished, entries map[seriesKey]tally) {
+	unfinished, entries = map[seriesKey]tally{}, map[seriesKey]tally{}
 	for _, u := range counted.Unfinished {
-		k := [2]string{c.label(u.Namespace), u.State.String()}
+		k := seriesKey{c.label(u.Namespace), u.State.String()}
 		unfinished[k] = unfinished[k].add(u.Records, u.Oldest)
 	}
 	for _, e := range counted.Entries {
-		k := [2]string{c.label(e.Namespace), e.Kind.String()}
+		k := seriesKey{c.label(e.Namespace), e.Kind.String()}
 		entries[k] = entries[k].add(e.Entries, e.Oldest)
 	}
 	return unfinished, entries
@@ -158,18 +177,14 @@ func (m *censusMetrics) Collect(ch chan<- prometheus.Metric) {
 	tell(m.counted, counted.Now.Sub(at).Seconds())
 	unfinished, entries := m.tallies(counted)
 	for k, t := range unfinished {
-		tell(m.unfinished, float64(t.n), k[0], k[1])
-		tell(m.unfinishedAge, max(0, counted.Now.Sub(t.oldest)).Seconds(), k[0], k[1])
+		tell(m.unfinished, float64(t.n), k.namespace, k.kind)
+		tell(m.unfinishedAge, max(0, counted.Now.Sub(t.oldest)).Seconds(), k.namespace, k.kind)
 	}
 	for k, t := range entries {
-		tell(m.entries, float64(t.n), k[0], k[1])
-		tell(m.entriesAge, max(0, counted.Now.Sub(t.oldest)).Seconds(), k[0], k[1])
+		tell(m.entries, float64(t.n), k.namespace, k.kind)
+		tell(m.entriesAge, max(0, counted.Now.Sub(t.oldest)).Seconds(), k.namespace, k.kind)
 	}
-	overdue := map[string]int64{}
 	for namespace, n := range m.overdueRecords() {
-		overdue[m.label(namespace)] += n
-	}
-	for namespace, n := range overdue {
 		tell(m.overdue, float64(n), namespace)
 	}
 }

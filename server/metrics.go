@@ -25,14 +25,15 @@ const (
 
 // metrics is what the server counts. README.md tells every name.
 type metrics struct {
-	calls        *prometheus.CounterVec
-	methods      map[string]methodMetrics // by full method, of the known ones
-	other        methodMetrics
-	panics       prometheus.Counter
-	storeRetries prometheus.Counter
-	storeErrors  prometheus.Counter
-	storeTook    *prometheus.HistogramVec
-	swept        prometheus.Counter
+	calls         *prometheus.CounterVec
+	methods       map[string]methodMetrics // by full method, of the known ones
+	other         methodMetrics
+	panics        prometheus.Counter
+	storeRetries  prometheus.Counter
+	storeErrors   prometheus.Counter
+	storeTook     *prometheus.HistogramVec
+	swept         prometheus.Counter
+	alertMessages *prometheus.CounterVec
 	operationVecs
 	entryVecs
 
@@ -58,11 +59,12 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 
 func newMetrics(reg prometheus.Registerer, version string, more ...prometheus.Collector) (*metrics, error) {
 	m := &metrics{
-		calls:        counters("dedupd_calls_total", "Calls by method, gRPC code and reason of the refusal.", "method", "code", "reason"),
-		panics:       counter("dedupd_panics_total", "Calls that failed by a fault of dedupd itself."),
-		storeRetries: counter("dedupd_store_retries_total", "Tries after the first of a store that was out of reach."),
-		storeErrors:  counter("dedupd_store_errors_total", "Calls that failed because the store was out of reach."),
-		swept:        counter("dedupd_swept_records_total", "Records and closed dead letters deleted because their time was over."),
+		calls:         counters("dedupd_calls_total", "Calls by method, gRPC code and reason of the refusal.", "method", "code", "reason"),
+		panics:        counter("dedupd_panics_total", "Calls that failed by a fault of dedupd itself."),
+		storeRetries:  counter("dedupd_store_retries_total", "Tries after the first of a store that was out of reach."),
+		storeErrors:   counter("dedupd_store_errors_total", "Calls that failed because the store was out of reach."),
+		swept:         counter("dedupd_swept_records_total", "Records and closed dead letters deleted because their time was over."),
+		alertMessages: counters("dedupd_alert_messages_total", "Messages to the alert webhook, sent and failed.", "result"),
 		storeTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "dedupd_store_duration_seconds", Help: "Time of one try of a call to the store.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10},
@@ -91,7 +93,7 @@ func newMetrics(reg prometheus.Registerer, version string, more ...prometheus.Co
 		ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	all := []prometheus.Collector{m.calls, duration, m.panics, m.storeRetries, m.storeErrors, m.storeTook, m.swept, info}
+	all := []prometheus.Collector{m.calls, duration, m.panics, m.storeRetries, m.storeErrors, m.storeTook, m.swept, m.alertMessages, info}
 	all = append(append(append(all, m.operationVecs.all()...), m.entryVecs.all()...), more...)
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {

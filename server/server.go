@@ -83,6 +83,8 @@ type Config struct {
 	// EntryHold is how long a closed dead letter is kept: 1 min to 400 d; zero means
 	// storage.DefaultEntryHold.
 	EntryHold time.Duration
+	// Alerts are sent to a webhook; without a URL there are none.
+	Alerts AlertConfig
 	// Version is told as the metric dedupd_build_info.
 	Version string
 	// ShowKeys shows keys in the console; without it they are masked.
@@ -109,6 +111,7 @@ func (c Config) withDefaults() Config {
 	c.SweepEvery = cmp.Or(c.SweepEvery, DefaultSweepEvery)
 	c.EntryCap = cmp.Or(c.EntryCap, storage.DefaultEntryCap)
 	c.EntryHold = cmp.Or(c.EntryHold, storage.DefaultEntryHold)
+	c.Alerts = c.Alerts.withDefaults()
 	return c
 }
 
@@ -131,7 +134,7 @@ func (c Config) validate() error {
 	case c.EntryHold < storage.MinRetention || c.EntryHold > storage.MaxRetention:
 		return fmt.Errorf("server: closed dead letters are kept for %s, set %s to %s", c.EntryHold, storage.MinRetention, storage.MaxRetention)
 	}
-	return nil
+	return c.Alerts.validate()
 }
 
 // Server is one dedupd. It is safe for concurrent use.
@@ -144,6 +147,7 @@ type Server struct {
 	health  *healthLoop
 	sweeper *sweeper
 	overdue *overdue
+	alerter *alerter
 	core    *core
 	unary   grpc.UnaryServerInterceptor
 	conn    *conn
@@ -165,7 +169,11 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store)}
 	s.streams, s.cut = context.WithCancel(context.Background())
 	hot := newHotKeys()
-	counted := &census{store: cfg.Store, log: s.log, label: func(name string) string { return s.metrics.namespace(name) }}
+	counted := &census{
+		store: cfg.Store, log: s.log,
+		label: func(name string) string { return s.metrics.namespace(name) },
+		made:  func() map[seriesKey]int64 { _, created, _ := s.metrics.ledger.sums(); return created },
+	}
 	var err error
 	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, newCensusMetrics(counted),
 		gauge("dedupd_waiters", "Callers held until another holder is done.", func() float64 { return float64(s.waiters.held()) }),
@@ -195,6 +203,7 @@ func New(cfg Config) (*Server, error) {
 	s.overdue = &overdue{
 		store: s.core.store, every: overdueEvery, terms: s.core.terms, census: counted, metrics: s.metrics, log: s.log,
 	}
+	s.alerter = newAlerter(cfg.Alerts, s.core, s.health.notReady)
 	s.unary, err = s.unaryChain()
 	if err != nil {
 		return nil, err
@@ -263,7 +272,12 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	group, work := errgroup.WithContext(work)
-	for _, run := range []func(context.Context){s.health.run, s.sweeper.run, s.overdue.run, s.core.census.run, s.core.hot.run} {
+	if httpLis != nil {
+		s.alerter.external = "http://" + httpLis.Addr().String()
+	}
+	for _, run := range []func(context.Context){
+		s.health.run, s.sweeper.run, s.overdue.run, s.core.census.run, s.core.hot.run, s.alerter.run,
+	} {
 		group.Go(func() error { run(work); return nil })
 	}
 	server, web := s.grpcServer(), s.httpServer(onLoopback(httpLis))

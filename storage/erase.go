@@ -1,5 +1,7 @@
 package storage
 
+import "slices"
+
 // Redact and Forget erase. Where there is neither a record nor an open entry the
 // verdict is NotFound, and closed entries are erased all the same.
 
@@ -34,7 +36,7 @@ func (t *turn) mayErase() Answer {
 		_, ans := t.inProgress(t.effectsLeft())
 		return ans
 	}
-	if t.rec == nil && !t.stub() && len(t.entries) == 0 {
+	if t.rec == nil && !t.stub() && !slices.ContainsFunc(t.entries, (*DeadLetter).Open) {
 		return Answer{Verdict: VerdictNotFound}
 	}
 	return Answer{Verdict: VerdictOK}
