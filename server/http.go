@@ -10,7 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/server/console"
 )
 
@@ -35,12 +34,8 @@ func (s *Server) httpServer(loopback bool) *http.Server {
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{Registry: s.cfg.Registry}))
 	rpc := guarded(loopback, connectHandlers(s.conn))
-	for _, service := range []string{
-		dedupv1.DedupService_ServiceDesc.ServiceName,
-		dedupv1.DeadLetterService_ServiceDesc.ServiceName,
-		dedupv1.AdminService_ServiceDesc.ServiceName,
-	} {
-		mux.Handle("/"+service+"/", rpc)
+	for _, service := range ownServices() {
+		mux.Handle("/"+service.ServiceName+"/", rpc)
 	}
 	mux.Handle("/console/", guarded(loopback, http.StripPrefix("/console", console.New(s.conn, console.Options{
 		ShowKeys: s.cfg.ShowKeys, Version: s.cfg.Version,
