@@ -382,3 +382,74 @@ func TestTheTraceOfARunIsToldWithItsOutcome(t *testing.T) {
 		require.Empty(t, look.GetRecord().GetTraceparent())
 	}
 }
+
+// D05: an error that was kept, or stored as final, is not the last word: a replay
+// passes over the kept one, and an operator's opens the final one, once.
+func TestD05AReplayPassesOverErrorsAndOnlyAnOperatorsOpensAFinalOne(t *testing.T) {
+	t.Parallel()
+	broken := func(t *testing.T) *dedupv1.Outcome {
+		t.Helper()
+		return &dedupv1.Outcome{Status: failure(t, codes.Internal, "the database was down")}
+	}
+	for name, c := range map[string]struct {
+		final, operator, granted bool
+	}{
+		"kept, its owner's replayer":  {false, false, true},
+		"final, its owner's replayer": {true, false, false},
+		"final, an operator":          {true, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			g := b.grant(t, 1)
+			var err error
+			if c.final {
+				done := completeReq(1, g.GetFence(), "")
+				done.Outcome = broken(t)
+				_, err = b.dedup.Complete(t.Context(), done)
+			} else {
+				req := releaseReq(1, g.GetFence(), dedupv1.Effect_EFFECT_NONE)
+				req.Error, req.Hold = broken(t), durationpb.New(10*time.Minute)
+				_, err = b.dedup.Release(t.Context(), req)
+			}
+			require.NoError(t, err)
+			e := b.park(t, secretKey)
+			_, err = b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(1), EntryIds: [][]byte{e.GetEntryId()}, Operator: c.operator})
+			require.NoError(t, err)
+			again, err := b.dedup.Reserve(t.Context(), reserveReq(2))
+			require.NoError(t, err)
+			require.Equal(t, !c.final, again.GetCompleted().GetKept(), "who does not replay gets the error")
+			res, err := b.dedup.Reserve(t.Context(), replayReq(e.GetEntryId(), 1, 3))
+			require.NoError(t, err)
+			require.Equal(t, c.granted, res.GetGranted() != nil)
+			if !c.granted {
+				return
+			}
+			done := completeReq(3, res.GetGranted().GetFence(), "charged")
+			_, err = b.dedup.Complete(t.Context(), done)
+			require.NoError(t, err)
+			last, err := b.dedup.Reserve(t.Context(), reserveReq(4))
+			require.NoError(t, err)
+			require.Equal(t, "charged", string(last.GetCompleted().GetOutcome().GetResponse().GetValue()))
+		})
+	}
+}
+
+// A06: what nobody could reconcile is held, alerted and resolved by a person.
+func TestA06AnUnreconciledRecordIsSettledByAnOperatorsVerdict(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.grant(t, 1)
+	b.store.advance(time.Hour)
+	req := parkReq(t, secretKey, 1)
+	req.Kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_UNRECONCILED
+	res, err := b.dead.Park(t.Context(), req)
+	require.NoError(t, err)
+	requireRefused(t, b.reserve(t, 2), codes.FailedPrecondition, dedupv1.Reason_REASON_OUTCOME_UNKNOWN)
+	_, err = b.admin.Resolve(t.Context(), resolveReq(b.look(t).GetVersion()))
+	require.NoError(t, err)
+	got := b.entry(t, res.GetEntry().GetEntryId())
+	require.Equal(t, dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED, got.GetState())
+	require.Equal(t, dedupv1.ReplayResult_REPLAY_RESULT_SUPERSEDED, got.GetResult())
+	b.grant(t, 3)
+}
