@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dedupd/dedupd/storage"
 )
@@ -34,12 +36,16 @@ type retrying struct {
 	store   stored
 	retries prometheus.Counter
 	took    map[string]prometheus.Observer // by call; all of them
+	tracer  trace.Tracer                   // nil: nothing is traced
 }
 
 var _ stored = (*retrying)(nil)
 
-func newRetrying(store stored, m *metrics) *retrying {
+func newRetrying(store stored, m *metrics, tracing trace.TracerProvider) *retrying {
 	r := &retrying{store: store, retries: m.storeRetries, took: map[string]prometheus.Observer{}}
+	if tracing != nil {
+		r.tracer = tracing.Tracer("github.com/dedupd/dedupd/server")
+	}
 	for _, call := range []string{
 		"Reserve", "BeginRun", "Complete", "Extend", "Release", "Lookup", "Resolve", "List", "Redact", "Forget",
 		"Park", "Entry", "Entries", "Groups", "Claim", "Settle", "Requeue", "Discard", "Census",
@@ -49,14 +55,12 @@ func newRetrying(store stored, m *metrics) *retrying {
 	return r
 }
 
-func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, error)) (T, error) {
-	began := time.Now()
-	ans, err := ask()
-	r.took[call].Observe(time.Since(began).Seconds())
+func try[T any](ctx context.Context, r *retrying, call string, ask func(context.Context) (T, error)) (T, error) {
+	ans, err := once(ctx, r, call, ask)
 	if err == nil {
 		return ans, nil
 	}
-	began = time.Now()
+	began := time.Now()
 	for n := range storeTries - 1 {
 		if !errors.Is(err, storage.ErrUnavailable) || ctx.Err() != nil {
 			return ans, err
@@ -73,88 +77,103 @@ func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, er
 			return ans, ctx.Err()
 		}
 		r.retries.Inc()
-		again := time.Now()
-		ans, err = ask()
-		r.took[call].Observe(time.Since(again).Seconds())
-		if err == nil {
+		if ans, err = once(ctx, r, call, ask); err == nil {
 			return ans, nil
 		}
 	}
 	return ans, err
 }
 
+// once is one try: timed, and a span of its own where calls are traced.
+func once[T any](ctx context.Context, r *retrying, call string, ask func(context.Context) (T, error)) (T, error) {
+	began := time.Now()
+	if r.tracer == nil {
+		ans, err := ask(ctx)
+		r.took[call].Observe(time.Since(began).Seconds())
+		return ans, err
+	}
+	ctx, span := r.tracer.Start(ctx, "store "+call, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End()
+	ans, err := ask(ctx)
+	r.took[call].Observe(time.Since(began).Seconds())
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	return ans, err
+}
+
 func (r *retrying) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
-	return try(ctx, r, "Reserve", func() (storage.Answer, error) { return r.store.Reserve(ctx, q) })
+	return try(ctx, r, "Reserve", func(ctx context.Context) (storage.Answer, error) { return r.store.Reserve(ctx, q) })
 }
 
 func (r *retrying) BeginRun(ctx context.Context, id storage.RecordID, q storage.BeginRun) (storage.Answer, error) {
-	return try(ctx, r, "BeginRun", func() (storage.Answer, error) { return r.store.BeginRun(ctx, id, q) })
+	return try(ctx, r, "BeginRun", func(ctx context.Context) (storage.Answer, error) { return r.store.BeginRun(ctx, id, q) })
 }
 
 func (r *retrying) Complete(ctx context.Context, id storage.RecordID, q storage.Complete) (storage.Answer, error) {
-	return try(ctx, r, "Complete", func() (storage.Answer, error) { return r.store.Complete(ctx, id, q) })
+	return try(ctx, r, "Complete", func(ctx context.Context) (storage.Answer, error) { return r.store.Complete(ctx, id, q) })
 }
 
 func (r *retrying) Extend(ctx context.Context, id storage.RecordID, q storage.Extend) (storage.Answer, error) {
-	return try(ctx, r, "Extend", func() (storage.Answer, error) { return r.store.Extend(ctx, id, q) })
+	return try(ctx, r, "Extend", func(ctx context.Context) (storage.Answer, error) { return r.store.Extend(ctx, id, q) })
 }
 
 func (r *retrying) Release(ctx context.Context, q storage.Release) (storage.Answer, error) {
-	return try(ctx, r, "Release", func() (storage.Answer, error) { return r.store.Release(ctx, q) })
+	return try(ctx, r, "Release", func(ctx context.Context) (storage.Answer, error) { return r.store.Release(ctx, q) })
 }
 
 func (r *retrying) Lookup(ctx context.Context, id storage.RecordID, q storage.Lookup) (storage.Answer, error) {
-	return try(ctx, r, "Lookup", func() (storage.Answer, error) { return r.store.Lookup(ctx, id, q) })
+	return try(ctx, r, "Lookup", func(ctx context.Context) (storage.Answer, error) { return r.store.Lookup(ctx, id, q) })
 }
 
 func (r *retrying) Resolve(ctx context.Context, id storage.RecordID, q storage.Resolve) (storage.Answer, error) {
-	return try(ctx, r, "Resolve", func() (storage.Answer, error) { return r.store.Resolve(ctx, id, q) })
+	return try(ctx, r, "Resolve", func(ctx context.Context) (storage.Answer, error) { return r.store.Resolve(ctx, id, q) })
 }
 
 func (r *retrying) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
-	return try(ctx, r, "Redact", func() (storage.Answer, error) { return r.store.Redact(ctx, id, q) })
+	return try(ctx, r, "Redact", func(ctx context.Context) (storage.Answer, error) { return r.store.Redact(ctx, id, q) })
 }
 
 func (r *retrying) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
-	return try(ctx, r, "Forget", func() (storage.Answer, error) { return r.store.Forget(ctx, id, q) })
+	return try(ctx, r, "Forget", func(ctx context.Context) (storage.Answer, error) { return r.store.Forget(ctx, id, q) })
 }
 
 func (r *retrying) List(ctx context.Context, q storage.List) (storage.Page, error) {
-	return try(ctx, r, "List", func() (storage.Page, error) { return r.store.List(ctx, q) })
+	return try(ctx, r, "List", func(ctx context.Context) (storage.Page, error) { return r.store.List(ctx, q) })
 }
 
 func (r *retrying) Park(ctx context.Context, q storage.Park) (storage.Answer, error) {
-	return try(ctx, r, "Park", func() (storage.Answer, error) { return r.store.Park(ctx, q) })
+	return try(ctx, r, "Park", func(ctx context.Context) (storage.Answer, error) { return r.store.Park(ctx, q) })
 }
 
 func (r *retrying) Entry(ctx context.Context, id storage.EntryID) (storage.Answer, error) {
-	return try(ctx, r, "Entry", func() (storage.Answer, error) { return r.store.Entry(ctx, id) })
+	return try(ctx, r, "Entry", func(ctx context.Context) (storage.Answer, error) { return r.store.Entry(ctx, id) })
 }
 
 func (r *retrying) Entries(ctx context.Context, q storage.ListEntries) (storage.EntryPage, error) {
-	return try(ctx, r, "Entries", func() (storage.EntryPage, error) { return r.store.Entries(ctx, q) })
+	return try(ctx, r, "Entries", func(ctx context.Context) (storage.EntryPage, error) { return r.store.Entries(ctx, q) })
 }
 
 func (r *retrying) Groups(ctx context.Context, q storage.ListEntries) ([]storage.EntryGroup, error) {
-	return try(ctx, r, "Groups", func() ([]storage.EntryGroup, error) { return r.store.Groups(ctx, q) })
+	return try(ctx, r, "Groups", func(ctx context.Context) ([]storage.EntryGroup, error) { return r.store.Groups(ctx, q) })
 }
 
 func (r *retrying) Claim(ctx context.Context, q storage.Claim) (storage.Answer, error) {
-	return try(ctx, r, "Claim", func() (storage.Answer, error) { return r.store.Claim(ctx, q) })
+	return try(ctx, r, "Claim", func(ctx context.Context) (storage.Answer, error) { return r.store.Claim(ctx, q) })
 }
 
 func (r *retrying) Settle(ctx context.Context, q storage.Settle) (storage.Answer, error) {
-	return try(ctx, r, "Settle", func() (storage.Answer, error) { return r.store.Settle(ctx, q) })
+	return try(ctx, r, "Settle", func(ctx context.Context) (storage.Answer, error) { return r.store.Settle(ctx, q) })
 }
 
 func (r *retrying) Requeue(ctx context.Context, q storage.Requeue) (storage.Answer, error) {
-	return try(ctx, r, "Requeue", func() (storage.Answer, error) { return r.store.Requeue(ctx, q) })
+	return try(ctx, r, "Requeue", func(ctx context.Context) (storage.Answer, error) { return r.store.Requeue(ctx, q) })
 }
 
 func (r *retrying) Discard(ctx context.Context, q storage.Discard) (storage.Answer, error) {
-	return try(ctx, r, "Discard", func() (storage.Answer, error) { return r.store.Discard(ctx, q) })
+	return try(ctx, r, "Discard", func(ctx context.Context) (storage.Answer, error) { return r.store.Discard(ctx, q) })
 }
 
 func (r *retrying) Census(ctx context.Context) (storage.Census, error) {
-	return try(ctx, r, "Census", func() (storage.Census, error) { return r.store.Census(ctx) })
+	return try(ctx, r, "Census", func(ctx context.Context) (storage.Census, error) { return r.store.Census(ctx) })
 }

@@ -186,7 +186,7 @@ func New(cfg Config) (*Server, error) {
 	s.health = newHealthLoop(cfg.Store, s.healthServer, s.log)
 	s.sweeper = &sweeper{store: cfg.Store, every: cfg.SweepEvery, log: s.log, swept: s.metrics.swept}
 	s.core = &core{
-		store: newRetrying(cfg.Store, s.metrics),
+		store: newRetrying(cfg.Store, s.metrics, cfg.TracerProvider),
 		terms: storage.Terms{
 			Retention: cfg.Retention, Tombstone: *cfg.Tombstone, EntryCap: cfg.EntryCap, EntryHold: cfg.EntryHold,
 		},

@@ -41,6 +41,7 @@ type serveCmd struct {
 	LogLevel  slog.Level `default:"info" placeholder:"LEVEL" help:"Log this and above: debug, info, warn, error."`
 	LogFormat string     `enum:"auto,text,json" default:"auto" help:"How log lines look: text, json, or auto, which is text on a terminal and json elsewhere."`
 
+	tracing   `embed:""`
 	collector `embed:""`
 }
 
@@ -69,6 +70,7 @@ func (c *serveCmd) Validate() error {
 		within("dead-letter-hold", c.DeadLetterHold, span(storage.MinRetention), span(storage.MaxRetention), span.String),
 		c.alertFlags.check(),
 		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
+		c.tracing.check(),
 		c.collector.check(),
 	)
 	return joinUsage(errs...)
@@ -83,6 +85,11 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	registry := prometheus.NewRegistry()
 	life, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
+	tracer, flush, err := c.provider(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer flush()
 	store, where, err := c.open(ctx, log, registry, fail)
 	if err != nil {
 		return err
@@ -90,7 +97,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	tombstone := time.Duration(c.Tombstone)
 	srv, err := server.New(server.Config{
-		Store: store, Logger: log, Registry: registry, Version: build().Version, ShowKeys: c.ShowKeys,
+		Store: store, Logger: log, Registry: registry, Version: build().Version, ShowKeys: c.ShowKeys, TracerProvider: tracer,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
 		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.alertFlags.config(),
 		DrainTimeout: time.Duration(c.Drain),
