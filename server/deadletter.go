@@ -41,8 +41,11 @@ type deadLetterService struct {
 }
 
 func (s *deadLetterService) Park(ctx context.Context, req *dedupv1.ParkRequest) (*dedupv1.ParkResponse, error) {
-	q, err := s.parkOf(req)
+	q, message, err := s.parkOf(req)
 	if err != nil {
+		return nil, err
+	}
+	if q.Entry.Signature, err = s.signature(ctx, &q.Entry, message); err != nil {
 		return nil, err
 	}
 	ans, err := s.store.Park(ctx, q)
@@ -57,6 +60,33 @@ func (s *deadLetterService) Park(ctx context.Context, req *dedupv1.ParkRequest) 
 	}
 	s.metrics.parked(ans)
 	return &dedupv1.ParkResponse{Entry: entryTo(ans.Entry, ans.Now, false), Created: ans.Entry.Count == 1}, nil
+}
+
+// signature signs the message of an entry's failure. Where the entry names its record
+// by its id only, the store knows the key to mask; where it does not know it either,
+// nothing of the message is told.
+func (s *deadLetterService) signature(ctx context.Context, e *storage.DeadLetter, message string) (string, error) {
+	who := e.Identity
+	if who.Key == "" && message != "" {
+		ans, err := s.store.Lookup(ctx, e.Record, storage.Lookup{})
+		if err != nil {
+			return "", err
+		}
+		if ans.Record == nil { // a dead letter may know it
+			page, err := s.store.Entries(ctx, storage.ListEntries{Record: e.Record, Limit: 1})
+			if err != nil {
+				return "", err
+			}
+			if len(page.Entries) > 0 {
+				ans.Entry = page.Entries[0]
+			}
+		}
+		who = answerIdentity(ans)
+	}
+	if who.Key == "" {
+		return "", nil
+	}
+	return s.signer.sign(message, who), nil
 }
 
 func (s *deadLetterService) List(ctx context.Context, req *dedupv1.DeadLetterServiceListRequest) (*dedupv1.DeadLetterServiceListResponse, error) {
@@ -302,7 +332,9 @@ func (s *deadLetterService) Settle(ctx context.Context, req *dedupv1.SettleReque
 			if ans.Verdict != storage.VerdictOK {
 				return nil, refusalOf(ans)
 			}
-			q.Signature = s.signer.sign(message, ans.Entry.Identity)
+			if q.Signature, err = s.signature(ctx, ans.Entry, message); err != nil {
+				return nil, err
+			}
 		}
 	}
 	ans, err := s.store.Settle(ctx, q)
