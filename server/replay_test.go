@@ -453,3 +453,57 @@ func TestA06AnUnreconciledRecordIsSettledByAnOperatorsVerdict(t *testing.T) {
 	require.Equal(t, dedupv1.ReplayResult_REPLAY_RESULT_SUPERSEDED, got.GetResult())
 	b.grant(t, 3)
 }
+
+// Whatever is kept, an answer stays below the largest message.
+func TestAnAnswerIsBoundedInSize(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var ids [][]byte
+	for n := range 5 {
+		b.store.advance(time.Second)
+		req := parkReq(t, fmt.Sprint("k", n), 1)
+		req.Request.Value = make([]byte, storage.MaxEntryRequest)
+		req.Status = failure(t, codes.Internal, string(make([]byte, 60<<10)))
+		for i := range 64 {
+			req.Metadata = append(req.Metadata[:i], &dedupv1.MetadataEntry{Key: "x-bin", Value: make([]byte, 8192)})
+		}
+		res, err := b.dead.Park(t.Context(), req)
+		require.NoError(t, err)
+		ids = append(ids, res.GetEntry().GetEntryId())
+	}
+	list, err := b.dead.List(t.Context(), &dedupv1.DeadLetterServiceListRequest{})
+	require.NoError(t, err)
+	require.NotEmpty(t, list.GetEntries())
+	claimed, err := b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(1), EntryIds: append(ids, ids[0])})
+	require.NoError(t, err)
+	require.Len(t, claimed.GetEntries(), 1)
+	require.Len(t, claimed.GetRefusals(), 4)
+	require.Equal(t, dedupv1.Reason_REASON_QUOTA_EXCEEDED, claimed.GetRefusals()[0].GetReason())
+	claimed, err = b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(2), Limit: 5})
+	require.NoError(t, err)
+	require.Len(t, claimed.GetEntries(), 1, "the others are left for the next claim")
+
+	for n := range 15 {
+		req := parkReq(t, fmt.Sprint("more", n), 1)
+		for i := range 64 {
+			req.Metadata = append(req.Metadata[:i], &dedupv1.MetadataEntry{Key: "x-bin", Value: make([]byte, 8192)})
+		}
+		res, err := b.dead.Park(t.Context(), req)
+		require.NoError(t, err)
+		ids = append(ids, res.GetEntry().GetEntryId())
+	}
+	seen := 0
+	for req := (&dedupv1.DeadLetterServiceListRequest{}); seen == 0 || len(req.GetPageToken()) > 0; {
+		page, err := b.dead.List(t.Context(), req)
+		require.NoError(t, err)
+		seen += len(page.GetEntries())
+		req.PageToken = page.GetNextPageToken()
+	}
+	require.Equal(t, 20, seen)
+	discarded, err := b.dead.Discard(t.Context(), &dedupv1.DiscardRequest{EntryIds: ids, Note: "n"})
+	require.NoError(t, err)
+	require.Len(t, discarded.GetAnswers(), 20)
+	require.NotNil(t, discarded.GetAnswers()[2].GetEntry())
+	require.Nil(t, discarded.GetAnswers()[19].GetEntry())
+	require.Zero(t, discarded.GetAnswers()[19].GetReason())
+}
