@@ -39,11 +39,15 @@ func (s *memory) writeLocked(id storage.RecordID, c storage.Change) {
 	}
 }
 
+func (s *memory) letter(id storage.EntryID) *storage.DeadLetter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.letters[id]
+}
+
 // entry judges a call about an entry.
 func (s *memory) entry(ctx context.Context, id storage.EntryID, q storage.Request) (storage.Answer, error) {
-	s.mu.Lock()
-	e := s.letters[id]
-	s.mu.Unlock()
+	e := s.letter(id)
 	if e == nil {
 		return storage.Answer{Verdict: storage.VerdictNotFound}, ctx.Err()
 	}
