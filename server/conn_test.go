@@ -41,7 +41,7 @@ func TestInProcessEqualsTheWire(t *testing.T) {
 	calls := map[string]call{
 		"granted":        {dedup + "Reserve", reserveReq(1), &dedupv1.ReserveResponse{}, inTime},
 		"in progress":    {dedup + "Reserve", reserveReq(2), &dedupv1.ReserveResponse{}, inTime},
-		"refused":        {dedup + "Complete", completeReq(2, 1, "x"), &dedupv1.CompleteResponse{}, inTime},
+		"refused":        {dedup + "Release", releaseReq(2, 1, dedupv1.Effect_EFFECT_NONE), &dedupv1.ReleaseResponse{}, inTime},
 		"malformed":      {dedup + "Extend", &dedupv1.ExtendRequest{}, &dedupv1.ExtendResponse{}, inTime},
 		"nil message":    {dedup + "Reserve", (*dedupv1.ReserveRequest)(nil), &dedupv1.ReserveResponse{}, inTime},
 		"not UTF-8":      {dedup + "Reserve", badText, &dedupv1.ReserveResponse{}, inTime},

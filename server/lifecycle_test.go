@@ -202,7 +202,7 @@ func TestLabelsThatCallersChooseAreBounded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for n := range maxOperations + 50 {
-		b.metrics.operation(storage.Identity{Namespace: "n", Operation: string(rune('a' + n))}).reserved(storage.VerdictGranted)
+		b.metrics.operation(storage.Identity{Namespace: "n", Operation: string(rune('a' + n))}).reserved(storage.Answer{Verdict: storage.VerdictGranted, Record: &storage.Record{Grants: 1}})
 	}
 	require.Len(t, b.metrics.operations, maxOperations+1)
 	require.InDelta(t, 50, b.metric(t, "dedupd_reserves_total", "operation", otherLabel), 0)

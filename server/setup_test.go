@@ -36,6 +36,7 @@ type bundle struct {
 	logs  *logBuffer
 	reg   *prometheus.Registry
 	dedup dedupv1.DedupServiceClient
+	dead  dedupv1.DeadLetterServiceClient
 	admin dedupv1.AdminServiceClient
 }
 
@@ -63,6 +64,7 @@ func setup(t *testing.T, change ...func(*Config)) *bundle {
 
 func (b *bundle) use(cc grpc.ClientConnInterface) {
 	b.dedup, b.admin = dedupv1.NewDedupServiceClient(cc), dedupv1.NewAdminServiceClient(cc)
+	b.dead = dedupv1.NewDeadLetterServiceClient(cc)
 }
 
 // running is a server on listeners of its own.

@@ -1,18 +1,20 @@
 package storage
 
+import "slices"
+
 // Redact and Forget erase. Where there is neither a record nor an open entry the
 // verdict is NotFound, and closed entries are erased all the same.
 
 // judge answers Redact.
 func (Redact) judge(t *turn) (*Record, Answer) {
-	if ans := t.mayErase(); ans.Verdict == VerdictInProgress {
+	ans := t.mayErase()
+	if ans.Verdict == VerdictInProgress {
 		return nil, ans
 	}
 	t.redact = true
 	for _, e := range t.entries {
 		t.changed = append(t.changed, e.Redacted())
 	}
-	ans := t.mayErase()
 	if t.row == nil || t.row.redacted() {
 		return nil, ans
 	}
@@ -22,7 +24,10 @@ func (Redact) judge(t *turn) (*Record, Answer) {
 // judge answers Forget.
 func (Forget) judge(t *turn) (*Record, Answer) {
 	ans := t.mayErase()
-	t.forget = ans.Verdict != VerdictInProgress
+	if ans.Verdict == VerdictInProgress {
+		return nil, ans
+	}
+	t.forget = true
 	return nil, ans
 }
 
@@ -34,7 +39,7 @@ func (t *turn) mayErase() Answer {
 		_, ans := t.inProgress(t.effectsLeft())
 		return ans
 	}
-	if t.rec == nil && !t.stub() && len(t.entries) == 0 {
+	if t.rec == nil && !t.stub() && !slices.ContainsFunc(t.entries, (*DeadLetter).Open) {
 		return Answer{Verdict: VerdictNotFound}
 	}
 	return Answer{Verdict: VerdictOK}

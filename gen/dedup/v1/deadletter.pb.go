@@ -677,7 +677,8 @@ type ParkRequest struct {
 	Target string `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
 	// Full method name to invoke: 1-255 bytes.
 	Method string `protobuf:"bytes,6,opt,name=method,proto3" json:"method,omitempty"`
-	// The request, at most 4 MiB; absent: the entry cannot be replayed.
+	// The request, at most 4 MiB: a larger one is left out. Without one the entry
+	// cannot be replayed.
 	Request *Response `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
 	// Metadata to send again, by the client's allow-list, at most 64.
 	Metadata []*MetadataEntry `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty"`
