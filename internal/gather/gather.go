@@ -14,8 +14,7 @@
 //     call itself may still be on its way then: flush sees its context.
 //
 // The package does not retry, does not split what failed and knows nothing of
-// keys: that is the flush function's. Where calls of one key must not be in two
-// batches at once, route keys to gatherers of one slot by hash.
+// keys: that is the flush function's, and Options.Lane's.
 package gather
 
 import (
@@ -34,10 +33,15 @@ type Options[In any] struct {
 	// MaxCalls is how many calls a batch may hold. The default is 256; 1 sends
 	// each call alone.
 	MaxCalls int
-	// Alone lets calls go at once, alone and beside the slots, while no more than
-	// this many have lately been on their way together: where the other end works
-	// on many at once, few gain nothing by waiting for each other. The default is 0.
-	Alone int
+	// Lane parts calls among the slots: each slot takes those whose lane, modulo
+	// Slots, is its own, so that calls of one lane are not in two batches at once
+	// (but while the number of slots in use changes, see Spread). Lanes are never
+	// negative. Without Lane any slot takes any call.
+	Lane func(In) int
+	// Spread is how many calls one slot takes before lanes are used: while no more
+	// have lately been on their way together, all go by the first slot, whose
+	// batches are the fuller for it. The default is 0.
+	Spread int
 	// MaxBytes is the sum of Size that a batch may reach; a larger call travels
 	// alone. Without Size there is no such limit.
 	MaxBytes int
@@ -51,13 +55,20 @@ type Gatherer[In, Out any] struct {
 	opts  Options[In]
 	slots sync.WaitGroup // one for each taken slot
 
-	mu    sync.Mutex
-	queue []*Call[In, Out]
-	taken int
-	load  load
+	mu     sync.Mutex
+	queues []*queue[In, Out] // one for each slot where there are lanes, else one for all
+	load   load
 }
 
-// load is the highest number of calls at once, over the last one to two windows.
+// queue is what waits for a slot.
+type queue[In, Out any] struct {
+	calls []*Call[In, Out]
+	slots int
+	taken int
+}
+
+// load is the highest number of calls at once, over the last one to two windows:
+// right after a batch the callers are few, however many they were.
 type load struct {
 	now       int // calls queued or in a flush
 	peak, old int // of this window and the one before
@@ -65,11 +76,11 @@ type load struct {
 }
 
 // window is how many calls a peak is remembered for, at least.
-const window = 128
+const window = 256
 
 func (l *load) enter() {
 	l.now++
-	if l.calls++; l.calls == window {
+	if l.calls++; l.calls >= window {
 		l.old, l.peak, l.calls = l.peak, 0, 0
 	}
 	l.peak = max(l.peak, l.now)
@@ -80,7 +91,15 @@ func (l *load) enter() {
 func New[In, Out any](flush func([]*Call[In, Out]), opts Options[In]) *Gatherer[In, Out] {
 	opts.Slots = cmp.Or(opts.Slots, 1)
 	opts.MaxCalls = cmp.Or(opts.MaxCalls, 256)
-	return &Gatherer[In, Out]{flush: flush, opts: opts}
+	g := &Gatherer[In, Out]{flush: flush, opts: opts}
+	if opts.Lane == nil {
+		g.queues = []*queue[In, Out]{{slots: opts.Slots}}
+		return g
+	}
+	for range opts.Slots {
+		g.queues = append(g.queues, &queue[In, Out]{slots: 1})
+	}
+	return g
 }
 
 // Do sends in with whatever else is waiting and returns its answer, or ctx's
@@ -113,24 +132,25 @@ func (g *Gatherer[In, Out]) push(c *Call[In, Out]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.load.enter()
-	if max(g.load.peak, g.load.old) <= g.opts.Alone {
-		g.slots.Go(func() {
-			g.flush([]*Call[In, Out]{c})
-			g.flushed(1)
-		})
-		return
-	}
-	g.queue = append(g.queue, c)
-	if g.taken < g.opts.Slots {
-		g.taken++
-		g.slots.Go(g.run)
+	q := g.queueOf(c.In)
+	q.calls = append(q.calls, c)
+	if q.taken < q.slots {
+		q.taken++
+		g.slots.Go(func() { g.run(q) })
 	}
 }
 
-// run keeps a slot until the queue is empty.
-func (g *Gatherer[In, Out]) run() {
+func (g *Gatherer[In, Out]) queueOf(in In) *queue[In, Out] {
+	if g.opts.Lane == nil || max(g.load.peak, g.load.old) <= g.opts.Spread {
+		return g.queues[0]
+	}
+	return g.queues[g.opts.Lane(in)%len(g.queues)]
+}
+
+// run keeps a slot until its queue is empty.
+func (g *Gatherer[In, Out]) run(q *queue[In, Out]) {
 	for {
-		batch := g.next()
+		batch := g.next(q)
 		if batch == nil {
 			return
 		}
@@ -150,33 +170,33 @@ func (g *Gatherer[In, Out]) flushed(calls int) {
 }
 
 // next cuts a batch off the queue; nil gives the slot back.
-func (g *Gatherer[In, Out]) next() []*Call[In, Out] {
+func (g *Gatherer[In, Out]) next(q *queue[In, Out]) []*Call[In, Out] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.queue) == 0 {
-		g.queue = nil
-		g.taken--
+	if len(q.calls) == 0 {
+		q.calls = nil
+		q.taken--
 		return nil
 	}
-	n := min(len(g.queue), g.opts.MaxCalls)
+	n := min(len(q.calls), g.opts.MaxCalls)
 	if g.opts.Size != nil {
-		n = g.fitting(n)
+		n = g.fitting(q.calls[:n])
 	}
-	batch := g.queue[:n:n]
-	g.queue = g.queue[n:]
+	batch := q.calls[:n:n]
+	q.calls = q.calls[n:]
 	return batch
 }
 
-// fitting is how many of the first n calls fit, at least one.
-func (g *Gatherer[In, Out]) fitting(n int) int {
+// fitting is how many of the first calls fit, at least one.
+func (g *Gatherer[In, Out]) fitting(calls []*Call[In, Out]) int {
 	bytes := 0
-	for i, c := range g.queue[:n] {
+	for i, c := range calls {
 		bytes += g.opts.Size(c.In)
 		if bytes > g.opts.MaxBytes && i > 0 {
 			return i
 		}
 	}
-	return n
+	return len(calls)
 }
 
 // Call is one call on its way.

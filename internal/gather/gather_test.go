@@ -82,30 +82,33 @@ func TestSlotsBoundTheBatchesOnTheirWay(t *testing.T) {
 	})
 }
 
-func TestFewCallsGoAloneUntilManyHaveBeenOnTheirWayAtOnce(t *testing.T) {
+func TestManyCallsArePartedByLaneAndFewFillOneSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &flushes{let: make(chan struct{})}
-		g := gather.New(f.flush, gather.Options[int]{Alone: 3})
-		ask(t, g, 1, 2, 3, 4, 5, 6)
-		require.Equal(t, [][]int{{1}, {2}, {3}, {4}}, f.batches, "the fourth takes the slot")
+		g := gather.New(f.flush, gather.Options[int]{Slots: 2, Lane: func(in int) int { return in }, Spread: 3})
+		ask(t, g, 1, 2, 3)
+		require.Equal(t, [][]int{{1}}, f.batches, "few share one slot, whatever their lanes")
+		ask(t, g, 4, 5, 7)
+		require.Equal(t, [][]int{{1}, {5}}, f.batches, "the fourth is one too many, but its lane's slot is taken")
 		close(f.let)
 		g.Wait()
-		require.Equal(t, []int{5, 6}, f.batches[4])
+		synctest.Wait()
+		require.ElementsMatch(t, [][]int{{1}, {5}, {2, 3, 4}, {7}}, f.batches)
 
-		f.let = make(chan struct{})
-		ask(t, g, 7, 8, 9)
-		require.Len(t, f.batches, 6, "a load is remembered: the next that are few wait for each other")
+		f.let, f.batches = make(chan struct{}), nil
+		ask(t, g, 8, 9)
+		require.Equal(t, [][]int{{8}, {9}}, f.batches, "a load is remembered: the next that are few have two slots")
 		close(f.let)
 		g.Wait()
 
-		for i := range 300 { // one at a time
+		for i := range 600 { // one at a time
 			ask(t, g, i)
 		}
 		g.Wait()
 		f.let, f.batches = make(chan struct{}), nil
-		ask(t, g, 1, 2, 3)
-		require.Len(t, f.batches, 3, "and forgotten")
+		ask(t, g, 1, 2)
+		require.Equal(t, [][]int{{1}}, f.batches, "and forgotten")
 		close(f.let)
 		g.Wait()
 	})

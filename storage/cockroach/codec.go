@@ -25,6 +25,7 @@ const (
 	flagResponse = 1 << iota
 	flagOmitted
 	flagCompressed
+	flagErased
 )
 
 // Flags of a digest.
@@ -64,12 +65,12 @@ func (c *codec) outcome(o *storage.Outcome) []byte {
 	if o.Omitted {
 		flags |= flagOmitted
 	}
-	if len(response) >= compressFrom {
-		packed := c.enc.EncodeAll(response, make([]byte, 0, len(response)))
-		if len(packed) <= len(response)-len(response)/8 {
-			response = packed
-			flags |= flagCompressed
-		}
+	if o.Erased {
+		flags |= flagErased
+	}
+	if packed, ok := c.pack(response); ok {
+		response = packed
+		flags |= flagCompressed
 	}
 	b := make([]byte, 0, 64+len(o.Status)+len(o.TypeURL)+len(response))
 	b = append(b, formatV1, flags)
@@ -81,14 +82,34 @@ func (c *codec) outcome(o *storage.Outcome) []byte {
 	if o.Omitted {
 		b = append(b, o.Sum[:]...)
 	}
-	for _, entries := range [...][]storage.MetadataEntry{o.Headers, o.Trailers} {
-		b = binary.AppendUvarint(b, uint64(len(entries)))
-		for _, e := range entries {
-			b = appendBytes(b, e.Key)
-			b = appendBytes(b, e.Value)
-		}
+	return appendMetadata(appendMetadata(b, o.Headers), o.Trailers)
+}
+
+func appendMetadata(b []byte, entries []storage.MetadataEntry) []byte {
+	b = binary.AppendUvarint(b, uint64(len(entries)))
+	for _, e := range entries {
+		b = appendBytes(b, e.Key)
+		b = appendBytes(b, e.Value)
 	}
 	return b
+}
+
+// pack compresses b where that is worth it.
+func (c *codec) pack(b []byte) ([]byte, bool) {
+	if len(b) < compressFrom {
+		return nil, false
+	}
+	packed := c.enc.EncodeAll(b, make([]byte, 0, len(b)))
+	return packed, len(packed) <= len(b)-len(b)/8
+}
+
+// unpack is what pack has compressed.
+func (c *codec) unpack(b []byte) ([]byte, error) {
+	plain, err := c.dec.DecodeAll(b, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errCorrupt, err)
+	}
+	return plain, nil
 }
 
 // readOutcome decodes what outcome encoded, into memory of its own.
@@ -98,14 +119,14 @@ func (c *codec) readOutcome(b []byte) (*storage.Outcome, error) {
 	}
 	r := newReader(b)
 	flags := r.byte()
-	o := &storage.Outcome{HasResponse: flags&flagResponse != 0, Omitted: flags&flagOmitted != 0}
+	o := &storage.Outcome{HasResponse: flags&flagResponse != 0, Omitted: flags&flagOmitted != 0, Erased: flags&flagErased != 0}
 	o.Code = int32(r.varint()) //nolint:gosec // written from an int32
 	o.Status = r.clone()
 	o.TypeURL = string(r.bytes())
 	if response := r.bytes(); flags&flagCompressed != 0 && r.err == nil {
-		plain, err := c.dec.DecodeAll(response, nil)
+		plain, err := c.unpack(response)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", errCorrupt, err)
+			return nil, err
 		}
 		o.Response = plain
 	} else if len(response) > 0 {

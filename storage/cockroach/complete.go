@@ -27,15 +27,17 @@ const lockedSQL = `WITH l AS MATERIALIZED (
 )
 UPDATE dedup_records AS r SET version = GREATEST(r.version + 1, m.micros), `
 
-// heldSQL ends its condition: the grant is the current one and has not ended. The
-// fence and the attempt are the guard, on CockroachDB the lock is best effort.
-const heldSQL = `r.id = u.u_id AND r.fence = u.u_fence AND r.attempt = u.u_attempt AND r.state = 2`
+// heldSQL ends its condition: the grant is the current one and has not ended, and
+// no dead letter has to do with it. The fence and the attempt are the guard, on
+// CockroachDB the lock is best effort.
+const heldSQL = `r.id = u.u_id AND r.fence = u.u_fence AND r.attempt = u.u_attempt AND r.state = 2
+  AND r.pins = 0 AND r.reopened IS NULL AND NOT r.redacted`
 
 // completeSQL settles a RESERVED record, its lease live or lapsed. It leaves the
 // error of an open run to Apply.
 const completeSQL = `/* dedupd complete */ ` + lockedSQL + `state = 5, outcome = u.u_outcome,
   completed_at = m.now, expires_at = m.now + u.u_retention, drop_at = m.now + u.u_retention + u.u_tombstone,
-  is_open = false, is_bound = false, superseded = '', ended = ''
+  is_open = false, is_bound = false, superseded = '', ended = CASE WHEN u.u_success THEN '' ELSE r.ended END
 FROM unnest($1::BYTEA[], $2::INT8[], $3::BYTEA[], $4::BYTEA[], $5::BOOL[], $6::INTERVAL[], $7::INTERVAL[])
   AS u (u_id, u_fence, u_attempt, u_outcome, u_success, u_retention, u_tombstone), m
 WHERE ` + heldSQL + ` AND (NOT r.is_open OR u.u_success)

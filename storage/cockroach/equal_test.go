@@ -13,22 +13,23 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// The single statements do what storage.Apply does: from any stored record, live or
-// lapsed, for the current holder, the last running one and strangers. When the store
-// judged is read off the answer: the version of what was written is its time.
-func TestEveryStatementDoesWhatApplyDoes(t *testing.T) {
+// The single statements do what storage.ApplyCase does: from any stored record, live
+// or lapsed, pinned or not, for the current holder, the last running one and
+// strangers. When the store judged is read off the answer: the version of what was
+// written is its time.
+func TestEveryStatementDoesWhatApplyCaseDoes(t *testing.T) {
 	t.Parallel()
 	s := open(t, migrated(t))
 	key := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		for range 10 {
 			key++
-			compareWithApply(t, rt, s, newHolder(time.Duration(key).String()))
+			compareWithRules(t, rt, s, newHolder(time.Duration(key).String()))
 		}
 	})
 }
 
-func compareWithApply(t *testing.T, rt *rapid.T, s *Store, h *holder) {
+func compareWithRules(t *testing.T, rt *rapid.T, s *Store, h *holder) {
 	t.Helper()
 	row := drawRecord(rt, h, lookup(t, s, h.id).Now)
 	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
@@ -43,11 +44,12 @@ func compareWithApply(t *testing.T, rt *rapid.T, s *Store, h *holder) {
 		judged = storage.Instant(got.Record.Version)
 		require.GreaterOrEqual(t, got.Now, judged)
 	}
-	next, want := storage.Apply(row, req, judged, s.Skew())
+	change, want := storage.ApplyCase(storage.Case{Record: row}, req, judged, s.Skew())
 	want.Now = got.Now
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-		rt.Fatalf("%T differs from storage.Apply (-want +got):\n%s", req, diff)
+		rt.Fatalf("%T differs from storage.ApplyCase (-want +got):\n%s", req, diff)
 	}
+	next := change.Record
 	if next == nil {
 		next = row
 	}
@@ -86,6 +88,12 @@ func drawRecord(rt *rapid.T, h *holder, now storage.Instant) *storage.Record {
 		r.Superseded = []storage.Fingerprint{{{Version: 1, Server: "old"}}}
 	}
 	r.RunFence, r.RunAttempt, r.RunEnd = r.Fence, r.Attempt, r.LeaseEnd
+	r.Trace = oneOf(rt, "trace", nil, []byte("trace"))
+	r.Pins = oneOf(rt, "pins", int32(0), 0, 0, 0, 1)
+	r.Reopened = oneOf(rt, "reopened", nil, nil, nil, nil, &storage.Outcome{Code: 5, Status: []byte{8, 5}})
+	if rapid.IntRange(0, 5).Draw(rt, "redacted") == 0 {
+		r.Redacted, r.RedactedID, r.Identity.Caller, r.Identity.Key = true, h.id, "", ""
+	}
 	h.fence = fence
 	if r.Mode == storage.ModeReconcile {
 		r.RunFence, r.RunAttempt, r.RunEnd = fence-1, newHolder("").Attempt, now-500
@@ -129,6 +137,7 @@ func drawCall(t *testing.T, rt *rapid.T, s *Store, h *holder, row *storage.Recor
 		return q, ans, err
 	}
 	q := h.Reserve
+	q.Trace = oneOf(rt, "traced", nil, []byte("another"))
 	q.OnUnknown = oneOf(rt, "on unknown", storage.OnUnknownRefuse, storage.OnUnknownReconcile, storage.OnUnknownRerun)
 	ans, err := s.Reserve(t.Context(), q)
 	return q, ans, err

@@ -18,6 +18,9 @@ type holder struct {
 	storage.Reserve
 	id    storage.RecordID
 	fence storage.Fence
+	entry storage.EntryID
+	token storage.ClaimToken
+	park  storage.AttemptID
 }
 
 func newHolder(key string) *holder {
@@ -54,6 +57,42 @@ func (h *holder) giveBack(ctx context.Context, s *Store) (storage.Answer, error)
 	return s.Release(ctx, storage.Release{Identity: h.Identity, Attempt: h.Attempt, Effect: storage.EffectNone})
 }
 
+func (h *holder) parks(ctx context.Context, s *Store) (storage.Answer, error) {
+	q := h.letter()
+	if h.park == (storage.AttemptID{}) {
+		h.park = q.Entry.ParkID
+	}
+	q.Entry.ParkID = h.park
+	ans, err := s.Park(ctx, q)
+	if err == nil {
+		h.entry = ans.Entry.ID
+	}
+	return ans, err
+}
+
+func (h *holder) claims(ctx context.Context, s *Store) (storage.Answer, error) {
+	if h.token == (storage.ClaimToken{}) {
+		h.token = newToken()
+	}
+	return s.Claim(ctx, storage.Claim{Entry: h.entry, Token: h.token, Lease: storage.MaxClaim})
+}
+
+func (h *holder) settles(ctx context.Context, s *Store) (storage.Answer, error) {
+	return s.Settle(ctx, storage.Settle{Entry: h.entry, Token: h.token, Result: storage.ResultAlreadyDone})
+}
+
+// replays reserves under the claim, as somebody else.
+func (h *holder) replays(ctx context.Context, s *Store) (storage.Answer, error) {
+	q := h.Reserve
+	q.Identity.Caller = "replayer"
+	q.Claim = &storage.ReplayClaim{Entry: h.entry, Token: h.token}
+	ans, err := s.Reserve(ctx, q)
+	if err == nil && ans.Verdict == storage.VerdictGranted {
+		h.fence = ans.Record.Fence
+	}
+	return ans, err
+}
+
 // again gives the holder a new attempt.
 func (h *holder) again() *holder {
 	next := newHolder(h.Identity.Key)
@@ -70,6 +109,7 @@ type faultyCall struct {
 	verdict    storage.Verdict
 	state      storage.State
 	grants     int64
+	entry      storage.EntryState // of a call about an entry
 }
 
 func granted(t *testing.T, s *Store, h *holder) {
@@ -90,21 +130,66 @@ func released(t *testing.T, s *Store, h *holder) {
 func faultyCalls() []faultyCall {
 	fresh := func(*testing.T, *Store, *holder) {}
 	return []faultyCall{
-		{"reserve", fresh, (*holder).reserve, []string{"dedupd reserve"}, storage.VerdictGranted, storage.StateReserved, 1},
-		{"complete", granted, (*holder).complete, []string{"dedupd complete"}, storage.VerdictOK, storage.StateCompleted, 1},
-		{"extend", granted, (*holder).extend, []string{"dedupd extend"}, storage.VerdictOK, storage.StateReserved, 1},
-		{"release", granted, (*holder).release, []string{"dedupd release"}, storage.VerdictOK, storage.StateReleased, 1},
+		{"reserve", fresh, (*holder).reserve, []string{"dedupd reserve"}, storage.VerdictGranted, storage.StateReserved, 1, 0},
+		{"complete", granted, (*holder).complete, []string{"dedupd complete"}, storage.VerdictOK, storage.StateCompleted, 1, 0},
+		{"extend", granted, (*holder).extend, []string{"dedupd extend"}, storage.VerdictOK, storage.StateReserved, 1, 0},
+		{"release", granted, (*holder).release, []string{"dedupd release"}, storage.VerdictOK, storage.StateReleased, 1, 0},
 		{
 			"reserve in a transaction", released, (*holder).reserve,
 			[]string{"dedupd reserve", "dedupd read", "begin", "FOR UPDATE", "SET\n  state", " commit "},
-			storage.VerdictGranted, storage.StateReserved, 2,
+			storage.VerdictGranted, storage.StateReserved, 2, 0,
 		},
 		{
 			"give back", fresh, (*holder).giveBack,
 			[]string{"begin", "FOR UPDATE", "INSERT", " commit "},
-			storage.VerdictOK, storage.StateAbsent, 0,
+			storage.VerdictOK, storage.StateAbsent, 0, 0,
+		},
+		{
+			"park", fresh, (*holder).parks,
+			[]string{"dedupd count", "begin", "FOR UPDATE", "INSERT INTO dedup_records", "INSERT INTO dedup_dead_letters", " commit "},
+			storage.VerdictOK, storage.StateAbsent, 0, storage.EntryParked,
+		},
+		{
+			"claim", parkedAs, (*holder).claims,
+			[]string{"dedupd entry", "begin", "FOR UPDATE", "UPDATE dedup_dead_letters", " commit "},
+			storage.VerdictOK, storage.StateAbsent, 0, storage.EntryReplaying,
+		},
+		{
+			"settle", claimed, (*holder).settles,
+			[]string{"dedupd entry", "begin", "FOR UPDATE", "UPDATE dedup_records", "UPDATE dedup_dead_letters", " commit "},
+			storage.VerdictOK, storage.StateAbsent, 0, storage.EntryResolved,
+		},
+		{
+			"replay", claimed, (*holder).replays,
+			[]string{"dedupd entry", "begin", "FOR UPDATE", "UPDATE dedup_records", "UPDATE dedup_dead_letters", " commit "},
+			storage.VerdictGranted, storage.StateReserved, 1, storage.EntryReplaying,
+		},
+		{
+			"complete a pinned record", replaying, (*holder).complete,
+			[]string{"dedupd complete", "dedupd read", "begin", "FOR UPDATE", "SET\n  state", "UPDATE dedup_dead_letters", " commit "},
+			storage.VerdictOK, storage.StateCompleted, 1, storage.EntryResolved,
 		},
 	}
+}
+
+func parkedAs(t *testing.T, s *Store, h *holder) {
+	t.Helper()
+	_, err := h.parks(t.Context(), s)
+	require.NoError(t, err)
+}
+
+func claimed(t *testing.T, s *Store, h *holder) {
+	t.Helper()
+	parkedAs(t, s, h)
+	_, err := h.claims(t.Context(), s)
+	require.NoError(t, err)
+}
+
+func replaying(t *testing.T, s *Store, h *holder) {
+	t.Helper()
+	claimed(t, s, h)
+	_, err := h.replays(t.Context(), s)
+	require.NoError(t, err)
 }
 
 // B02: whatever goes wrong at whatever statement, once, the caller gets the answer
@@ -140,9 +225,15 @@ func TestAFaultAtAnyStatementIsHealedWithinTheCall(t *testing.T) {
 func (c faultyCall) holds(t *testing.T, s *Store, h *holder, ans storage.Answer) {
 	t.Helper()
 	require.Equal(t, c.verdict.String(), ans.Verdict.String())
+	if c.entry != 0 {
+		c.holdsEntry(t, s, h)
+	}
 	found, err := s.Lookup(t.Context(), h.id, storage.Lookup{})
 	require.NoError(t, err)
 	require.Equal(t, c.state.String(), found.State.String())
+	if c.state == storage.StateAbsent && c.entry != 0 {
+		return
+	}
 	if c.state == storage.StateAbsent {
 		spent, err := h.reserve(t.Context(), s)
 		require.NoError(t, err)
@@ -164,6 +255,33 @@ func (c faultyCall) holds(t *testing.T, s *Store, h *holder, ans storage.Answer)
 	}
 }
 
+// holdsEntry checks the entry, that the record's pins are its open entries, and that
+// a repeat of the call changes nothing.
+func (c faultyCall) holdsEntry(t *testing.T, s *Store, h *holder) {
+	t.Helper()
+	var pins int32
+	var entries []*storage.DeadLetter
+	look := func() {
+		page, err := s.Entries(t.Context(), storage.ListEntries{Record: h.id, Limit: 10})
+		require.NoError(t, err)
+		entries = page.Entries
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT pins FROM dedup_records WHERE id = $1`, h.id[:]).Scan(&pins))
+	}
+	look()
+	require.Len(t, entries, 1)
+	require.Equal(t, c.entry.String(), entries[0].State.String())
+	require.EqualValues(t, 1, entries[0].Count)
+	require.LessOrEqual(t, entries[0].Replays, int64(1))
+	require.Equal(t, entries[0].Open(), pins == 1)
+
+	before := entries[0]
+	repeat, err := c.call(h, t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, c.verdict.String(), repeat.Verdict.String())
+	look()
+	require.Equal(t, []*storage.DeadLetter{before}, entries)
+}
+
 // A stall ends with the call's time; asking again then gives the same grant,
 // whether the stalled statement was executed or not.
 func TestAStallEndsWithTheCallsTimeAndAskingAgainIsSafe(t *testing.T) {
@@ -182,6 +300,9 @@ func TestAStallEndsWithTheCallsTimeAndAskingAgainIsSafe(t *testing.T) {
 				_, err := c.call(h, t.Context(), s)
 				require.ErrorIs(t, err, storage.ErrUnavailable)
 				ans, err := c.call(h, t.Context(), s)
+				if err != nil { // the stalled session may hold the row as long again
+					ans, err = c.call(h, t.Context(), s)
+				}
 				require.NoError(t, err)
 				c.holds(t, direct, h, ans)
 				proxy.end() // or the driver waits for the stalled session when the store closes

@@ -50,41 +50,37 @@ type call = gather.Call[item, storage.Answer]
 
 // Bounds of a batch.
 const (
-	lanes         = 2  // statements of a kind in flight; more contend for the same log
-	alonePerLane  = 14 // calls that PostgreSQL serves faster side by side
+	lanes         = 2   // statements of a kind in flight; more contend for the same log
+	laneCalls     = 128 // calls that one statement after the other serves faster
 	maxBatchCalls = 256
 	maxBatchBytes = 4 << 20
 	rowBytes      = 1 << 10 // of a row without its outcome, at most about
 )
 
+// startGathering gives each kind its gatherer. A key has one lane, so that no two
+// statements in flight wait for each other's row.
 func (s *Store) startGathering(opts Options) {
 	bounds := gather.Options[item]{
-		Slots: 1, MaxCalls: maxBatchCalls,
+		Slots: lanes, MaxCalls: maxBatchCalls,
+		Lane: func(it item) int { return int(it.id[0]) }, Spread: laneCalls,
 		MaxBytes: maxBatchBytes, Size: func(it item) int { return rowBytes + len(it.outcome) },
-	}
-	if !s.db.cockroach {
-		bounds.Alone = alonePerLane
 	}
 	if opts.NoGather {
 		bounds = gather.Options[item]{Slots: opts.MaxConns, MaxCalls: 1}
 	}
 	s.statements = [kinds]statement{s.reserveAll, s.completeAll, s.extendAll, s.releaseAll}
 	for k := range kinds {
-		flush := func(batch []*call) { s.flush(k, batch) }
-		for range lanes {
-			s.gathered[k] = append(s.gathered[k], gather.New(flush, bounds))
-		}
+		s.gathered[k] = gather.New(func(batch []*call) { s.flush(k, batch) }, bounds)
 	}
 }
 
-// hot sends a call with others of its kind. A key has one lane, so that no two
-// statements in flight wait for each other's row.
+// hot sends a call with others of its kind.
 func (s *Store) hot(ctx context.Context, k kind, it item) (storage.Answer, error) {
 	if !s.begin() {
 		return storage.Answer{}, storage.ErrClosed
 	}
 	defer s.calls.Done()
-	return s.gathered[k][int(it.id[0])%lanes].Do(ctx, it)
+	return s.gathered[k].Do(ctx, it)
 }
 
 // flush answers a batch.
@@ -178,8 +174,7 @@ func (s *Store) settle(ctx context.Context, calls []*call) {
 	for _, c := range calls {
 		id := c.In.id
 		if !unread && len(slow[id]) == 0 {
-			next, ans := storage.Apply(found[id], c.In.req, now, s.Skew())
-			if next == nil {
+			if ans, ok := s.answered(found[id], c.In.req, now); ok {
 				c.Answer(ans, nil)
 				continue
 			}
@@ -189,6 +184,16 @@ func (s *Store) settle(ctx context.Context, calls []*call) {
 	for _, of := range slow {
 		s.work.Go(func() { s.judgeAll(of) }) //nolint:contextcheck // each call has a context of its own
 	}
+}
+
+// answered judges a call by the record alone, where that is all it takes: nothing
+// is to be written, and the record has no entries to look at.
+func (s *Store) answered(rec *storage.Record, req storage.Request, now storage.Instant) (storage.Answer, bool) {
+	if rec != nil && rec.Pins > 0 {
+		return storage.Answer{}, false
+	}
+	change, ans := storage.ApplyCase(storage.Case{Record: rec}, req, now, s.Skew())
+	return ans, !writes(change) && ans.Conflict == nil
 }
 
 // judgeAll answers calls of one key one after the other.
@@ -249,7 +254,7 @@ func (s *Store) readOn(ctx context.Context, conn *pgxpool.Conn, ids [][]byte) (m
 		if err != nil {
 			return nil, 0, err
 		}
-		found[rec.Identity.RecordID()] = rec
+		found[rec.ID()] = rec
 	}
 	if err := rows.Err(); err != nil || len(found) > 0 {
 		return found, now, err
@@ -275,7 +280,7 @@ func (s *Store) collect(rows pgx.Rows, calls []*call, state storage.State) ([]*s
 		if err != nil {
 			return nil, err
 		}
-		id := rec.Identity.RecordID()
+		id := rec.ID()
 		i, ok := find(calls, id[:])
 		if !ok {
 			return nil, errCorrupt

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dedupd/dedupd/storage"
 )
 
 // exec runs statements on a database.
@@ -28,7 +30,7 @@ func TestAStoreDoesNotOpenOnAnOlderSchemaAndSaysWhatToType(t *testing.T) {
 	_, err := Open(t.Context(), opts)
 	var old *SchemaError
 	require.ErrorAs(t, err, &old)
-	require.Equal(t, SchemaError{Have: 0, Want: 1}, *old)
+	require.Equal(t, SchemaError{Have: 0, Want: 2}, *old)
 	require.ErrorContains(t, err, "dedupd migrate up")
 	require.ErrorContains(t, &SchemaError{Have: 1, Want: 2}, "is at version 1, this dedupd needs 2")
 
@@ -148,4 +150,71 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		_, err = Migrate(t.Context(), opts)
 		require.Error(t, err)
 	}
+}
+
+// What the release before has stored is there after the migration, and what it
+// writes beside this one is read: it knows nothing of pins.
+func TestRecordsOfTheReleaseBeforeAreServed(t *testing.T) {
+	t.Parallel()
+	opts := Options{URL: server.Schema(t)}
+	all, err := migrations(migrationFiles)
+	require.NoError(t, err)
+	statements := []string{createVersionsSQL}
+	for _, st := range all[0].steps {
+		if st.when == "" || st.when == "no row ttl" {
+			statements = append(statements, st.sql)
+		}
+	}
+	exec(t, opts.URL, append(statements, `INSERT INTO dedup_schema (version, row_ttl) VALUES (1, false)`)...)
+	before, between := newHolder("before"), newHolder("between")
+	insertAsBefore(t, opts.URL, before)
+	_, err = Open(t.Context(), opts)
+	require.ErrorAs(t, err, new(*SchemaError))
+	done, err := Migrate(t.Context(), opts)
+	require.NoError(t, err)
+	require.Equal(t, all[1:], done)
+
+	s := open(t, opts)
+	insertAsBefore(t, opts.URL, between)
+	for _, h := range []*holder{before, between} {
+		found := lookup(t, s, h.id)
+		require.Equal(t, storage.StateReserved, found.State)
+		require.Zero(t, found.Record.Pins)
+		parkedAs(t, s, h)
+		_, err := h.complete(t.Context(), s)
+		require.NoError(t, err)
+		require.Zero(t, lookup(t, s, h.id).Record.Pins)
+	}
+}
+
+// insertAsBefore grants the holder its key by the columns of the first schema.
+func insertAsBefore(t *testing.T, dsn string, h *holder) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), dsn)
+	require.NoError(t, err)
+	defer conn.Close(t.Context()) //nolint:errcheck // its only statement has been answered
+	h.fence = 1
+	_, err = conn.Exec(t.Context(), `INSERT INTO dedup_records (id, shard, namespace, operation, caller, key, state, version, fence, attempt,
+  mode, lease, lease_end, granted_at, run_fence, run_attempt, run_end, grants, created_at, fingerprint)
+VALUES ($1, 0, $2, $3, $4, $5, 2, 1, 1, $6, 1, INTERVAL '1 hour', now() + INTERVAL '1 hour', now(), 1, $6, now() + INTERVAL '1 hour', 1, now(), $7)`,
+		h.id[:], h.Identity.Namespace, h.Identity.Operation, []byte(h.Identity.Caller), []byte(h.Identity.Key), h.Attempt[:], encodeFingerprint(h.Fingerprint))
+	require.NoError(t, err)
+}
+
+// A sweeper of the release before knows no pins. The entry of a row that it deleted
+// is still there and can be closed; nothing is pinned by it any more.
+func TestAnEntryOutlivesARowThatTheReleaseBeforeDeleted(t *testing.T) {
+	t.Parallel()
+	s := open(t, migrated(t))
+	h := newHolder("k")
+	granted(t, s, h)
+	parkedAs(t, s, h)
+	_, err := s.pool.Exec(t.Context(), `DELETE FROM dedup_records`)
+	require.NoError(t, err)
+	ans, err := s.Discard(t.Context(), storage.Discard{Entry: h.entry})
+	require.NoError(t, err)
+	require.Equal(t, storage.VerdictOK, ans.Verdict)
+	require.Equal(t, storage.EntryDiscarded, ans.Entry.State)
+	granted(t, s, h.again())
+	require.Zero(t, lookup(t, s, h.id).Record.Pins)
 }

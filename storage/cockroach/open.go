@@ -33,8 +33,9 @@ type Store struct {
 	timeout  time.Duration
 
 	statements [kinds]statement
-	gathered   [kinds][]*gather.Gatherer[item, storage.Answer]
+	gathered   [kinds]*gather.Gatherer[item, storage.Answer]
 	watch      watcher
+	open       openCounts
 
 	mu      sync.Mutex
 	closed  bool
@@ -115,10 +116,8 @@ func (s *Store) Close() error {
 	}
 	s.mu.Unlock()
 	s.calls.Wait()
-	for _, lanes := range s.gathered {
-		for _, g := range lanes {
-			g.Wait()
-		}
+	for _, g := range s.gathered {
+		g.Wait()
 	}
 	s.work.Wait()
 	if first {

@@ -126,6 +126,30 @@ func (s spread) Lookup(ctx context.Context, id storage.RecordID, q storage.Looku
 	return s.any().Lookup(ctx, id, q)
 }
 
+func (s spread) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
+	return s.any().Redact(ctx, id, q)
+}
+
+func (s spread) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
+	return s.any().Forget(ctx, id, q)
+}
+
+func (s spread) Park(ctx context.Context, q storage.Park) (storage.Answer, error) {
+	return s.any().Park(ctx, q)
+}
+
+func (s spread) Claim(ctx context.Context, q storage.Claim) (storage.Answer, error) {
+	return s.any().Claim(ctx, q)
+}
+
+func (s spread) Settle(ctx context.Context, q storage.Settle) (storage.Answer, error) {
+	return s.any().Settle(ctx, q)
+}
+
+func (s spread) Discard(ctx context.Context, q storage.Discard) (storage.Answer, error) {
+	return s.any().Discard(ctx, q)
+}
+
 func (s spread) Close() error {
 	var err error
 	for _, store := range s.stores {

@@ -16,6 +16,16 @@ func (s *Store) Resolve(ctx context.Context, id storage.RecordID, q storage.Reso
 	return do(ctx, s, func(ctx, caller context.Context) (storage.Answer, error) { return s.judge(ctx, caller, id, q) })
 }
 
+// Redact erases what a record and its entries tell of a person.
+func (s *Store) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
+	return do(ctx, s, func(ctx, caller context.Context) (storage.Answer, error) { return s.judge(ctx, caller, id, q) })
+}
+
+// Forget deletes a record and its entries.
+func (s *Store) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
+	return do(ctx, s, func(ctx, caller context.Context) (storage.Answer, error) { return s.judge(ctx, caller, id, q) })
+}
+
 // Lookup reads a record, without a lock.
 func (s *Store) Lookup(ctx context.Context, id storage.RecordID, q storage.Lookup) (storage.Answer, error) {
 	return do(ctx, s, func(ctx, caller context.Context) (storage.Answer, error) {

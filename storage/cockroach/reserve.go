@@ -10,8 +10,12 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// Reserve grants the key or says why not. A fresh key is one INSERT.
+// Reserve grants the key or says why not. A fresh key is one INSERT. A replay is
+// judged at its entry's record.
 func (s *Store) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
+	if q.Claim != nil {
+		return s.judgeEntry(ctx, q.Claim.Entry, q)
+	}
 	return s.hot(ctx, kindReserve, item{id: q.Identity.RecordID(), req: q})
 }
 
@@ -23,11 +27,11 @@ const reserveSQL = `/* dedupd reserve */ WITH c AS MATERIALIZED (
   SELECT now, (extract(epoch FROM now) * 1000000)::INT8 AS micros FROM c
 )
 INSERT INTO dedup_records (id, shard, namespace, operation, caller, key, state, version, fence, attempt, mode,
-  lease, lease_end, granted_at, run_fence, run_attempt, run_end, grants, created_at, fingerprint)
+  lease, lease_end, granted_at, run_fence, run_attempt, run_end, grants, created_at, fingerprint, trace)
 SELECT u.id, u.shard, u.namespace, u.operation, u.caller, u.key, 2, m.micros, m.micros, u.attempt, 1,
-  u.lease, m.now + u.lease, m.now, m.micros, u.attempt, m.now + u.lease, 1, m.now, u.fingerprint
-FROM unnest($1::BYTEA[], $2::INT2[], $3::TEXT[], $4::TEXT[], $5::BYTEA[], $6::BYTEA[], $7::BYTEA[], $8::INTERVAL[], $9::BYTEA[])
-  AS u (id, shard, namespace, operation, caller, key, attempt, lease, fingerprint), m
+  u.lease, m.now + u.lease, m.now, m.micros, u.attempt, m.now + u.lease, 1, m.now, u.fingerprint, u.trace
+FROM unnest($1::BYTEA[], $2::INT2[], $3::TEXT[], $4::TEXT[], $5::BYTEA[], $6::BYTEA[], $7::BYTEA[], $8::INTERVAL[], $9::BYTEA[], $10::BYTEA[])
+  AS u (id, shard, namespace, operation, caller, key, attempt, lease, fingerprint, trace), m
 ON CONFLICT (id) DO NOTHING
 RETURNING id, fence, granted_at, clock_timestamp()`
 
@@ -67,7 +71,7 @@ func freshGrant(q storage.Reserve, fence storage.Fence, granted storage.Instant)
 		Identity: q.Identity, State: storage.StateReserved, Version: int64(fence),
 		Fence: fence, Attempt: q.Attempt, Mode: storage.ModeRun, Lease: lease, LeaseEnd: end, GrantedAt: granted,
 		RunFence: fence, RunAttempt: q.Attempt, RunEnd: end,
-		Grants: 1, CreatedAt: granted, Fingerprint: q.Fingerprint,
+		Grants: 1, CreatedAt: granted, Fingerprint: q.Fingerprint, Trace: q.Trace,
 	}
 }
 
@@ -76,6 +80,7 @@ func reserveArgs(calls []*call) []any {
 	var (
 		ids, callers, keys     = make([][]byte, n), make([][]byte, n), make([][]byte, n)
 		attempts, fingerprints = make([][]byte, n), make([][]byte, n)
+		traces                 = make([][]byte, n)
 		namespaces, operations = make([]string, n), make([]string, n)
 		shardNumbers, leases   = make([]int16, n), make([]time.Duration, n)
 	)
@@ -85,7 +90,7 @@ func reserveArgs(calls []*call) []any {
 		namespaces[i], operations[i] = q.Identity.Namespace, q.Identity.Operation
 		callers[i], keys[i] = []byte(q.Identity.Caller), []byte(q.Identity.Key)
 		attempts[i], leases[i] = q.Attempt[:], wholeMicros(cmp.Or(q.Lease, storage.DefaultLease))
-		fingerprints[i] = encodeFingerprint(q.Fingerprint)
+		fingerprints[i], traces[i] = encodeFingerprint(q.Fingerprint), notNull(q.Trace)
 	}
-	return []any{ids, shardNumbers, namespaces, operations, callers, keys, attempts, leases, fingerprints}
+	return []any{ids, shardNumbers, namespaces, operations, callers, keys, attempts, leases, fingerprints, traces}
 }

@@ -15,7 +15,7 @@ import (
 const recordColumns = `id, namespace, operation, caller, key, state, version, fence, attempt, mode, ` +
 	`lease, lease_end, granted_at, run_fence, run_attempt, run_end, grants, prev_grant, created_at, ` +
 	`is_open, is_bound, fingerprint, superseded, ended, released_as, outcome, hold_end, ` +
-	`completed_at, expires_at, drop_at, resolved_from, note`
+	`completed_at, expires_at, drop_at, resolved_from, note, pins, reopened, redacted, trace`
 
 // stamp reads a storage.Instant: NULL is zero.
 type stamp storage.Instant
@@ -49,6 +49,7 @@ type row struct {
 	attempt, runAttempt          pgtype.DriverBytes
 	fingerprint                  pgtype.DriverBytes
 	superseded, ended, out, note pgtype.DriverBytes
+	reopened, trace              pgtype.DriverBytes
 }
 
 // targets are what the columns of a record are scanned into.
@@ -63,12 +64,12 @@ func (r *row) targets() []any {
 		&rec.Open, &rec.Bound, &r.fingerprint, &r.superseded, &r.ended,
 		(*uint8)(&rec.ReleasedAs), &r.out, (*stamp)(&rec.HoldEnd),
 		(*stamp)(&rec.CompletedAt), (*stamp)(&rec.ExpiresAt), (*stamp)(&rec.DropAt),
-		&rec.ResolvedFrom, &r.note,
+		&rec.ResolvedFrom, &r.note, &rec.Pins, &r.reopened, &rec.Redacted, &r.trace,
 	}
 }
 
 // scanRecord reads the record and what follows it in the row. An error names no
-// value.
+// value. The id is not that of the identity where the record is redacted.
 func (c *codec) scanRecord(rows pgx.Rows, more ...any) (*storage.Record, error) {
 	var r row
 	if err := rows.Scan(append(r.targets(), more...)...); err != nil {
@@ -93,6 +94,18 @@ func (c *codec) scanRecord(rows pgx.Rows, more ...any) (*storage.Record, error) 
 	if rec.Outcome, err = c.readOutcome(r.out); err != nil {
 		return nil, fmt.Errorf("outcome: %w", err)
 	}
+	if rec.Reopened, err = c.readOutcome(r.reopened); err != nil {
+		return nil, fmt.Errorf("reopened: %w", err)
+	}
+	if len(r.trace) > 0 {
+		rec.Trace = append([]byte(nil), r.trace...)
+	}
+	if rec.Redacted {
+		if len(r.id) != len(rec.RedactedID) {
+			return nil, errCorrupt
+		}
+		rec.RedactedID = storage.RecordID(r.id)
+	}
 	return rec, nil
 }
 
@@ -107,9 +120,12 @@ func (c *codec) recordArgs(id storage.RecordID, rec *storage.Record) []any {
 		rec.Open, rec.Bound, encodeFingerprint(rec.Fingerprint), encodeFingerprints(rec.Superseded), encodeAttempts(rec.Ended),
 		int16(rec.ReleasedAs), c.outcome(rec.Outcome), at(rec.HoldEnd),
 		at(rec.CompletedAt), at(rec.ExpiresAt), at(rec.DropAt),
-		rec.ResolvedFrom, []byte(rec.Note),
+		rec.ResolvedFrom, []byte(rec.Note), rec.Pins, c.outcome(rec.Reopened), rec.Redacted, notNull(rec.Trace),
 	}
 }
+
+// notNull is b for a column that has no NULL.
+func notNull(b []byte) []byte { return append([]byte{}, b...) }
 
 // shardOf spreads rows over the index on the end of their time.
 func shardOf(id storage.RecordID) int16 { return int16(id[0] >> 4) }

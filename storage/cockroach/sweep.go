@@ -11,21 +11,33 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// sweepSQL deletes rows of one shard, oldest end first. A row that a call holds is
-// left for later; one that it made anew is judged again under the lock.
-const sweepSQL = `/* dedupd sweep */ DELETE FROM dedup_records WHERE id IN (
-  SELECT id FROM dedup_records WHERE shard = $1 AND drop_at <= statement_timestamp()
+const (
+	// sweepSQL deletes rows of one shard, oldest end first. A row that a call holds is
+	// left for later; one that it made anew or pinned is judged again under the lock.
+	sweepSQL = `/* dedupd sweep */ DELETE FROM dedup_records WHERE id IN (
+  SELECT id FROM dedup_records WHERE shard = $1 AND drop_at <= statement_timestamp() AND pins <= 0
   ORDER BY drop_at LIMIT $2 FOR UPDATE SKIP LOCKED
-) AND drop_at <= statement_timestamp()
+) AND drop_at <= statement_timestamp() AND pins <= 0
 RETURNING drop_at, statement_timestamp()`
 
-// Sweep deletes up to limit records whose time is over, in one short statement for
-// each of a few shards. Where the database deletes rows by itself it does nothing.
-// Any number of replicas may sweep at once.
+	// sweepEntriesSQL deletes closed entries, and their requests with them.
+	sweepEntriesSQL = `/* dedupd sweep */ WITH gone AS (
+  DELETE FROM dedup_dead_letters WHERE id IN (
+    SELECT id FROM dedup_dead_letters WHERE drop_at <= statement_timestamp() AND state > 2
+    ORDER BY drop_at LIMIT $1 FOR UPDATE SKIP LOCKED
+  ) AND drop_at <= statement_timestamp() AND state > 2
+  RETURNING id, drop_at
+), requests AS (
+  DELETE FROM dedup_dead_letter_requests WHERE entry_id IN (SELECT id FROM gone) RETURNING entry_id
+)
+SELECT drop_at, statement_timestamp() FROM gone`
+)
+
+// Sweep deletes up to limit closed entries and records whose time is over, in one
+// short statement for the entries and for each of a few shards of records. Where
+// the database deletes rows by itself the records are left to it. Any number of
+// replicas may sweep at once.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
-	if s.db.rowTTL {
-		return do(ctx, s, func(context.Context, context.Context) (int, error) { return 0, nil })
-	}
 	return do(ctx, s, func(ctx, caller context.Context) (n int, err error) {
 		err = s.onConn(ctx, caller, func(conn *pgxpool.Conn) error {
 			n, err = s.sweepOn(ctx, caller, conn, limit)
@@ -36,14 +48,16 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 }
 
 func (s *Store) sweepOn(ctx, caller context.Context, conn *pgxpool.Conn, limit int) (int, error) {
+	total, backlog, err := s.sweepRows(ctx, conn, sweepEntriesSQL, limit)
+	if err != nil && judgeFault(err) != faultContention {
+		return total, err
+	}
 	start := rand.IntN(shards) //nolint:gosec // where to begin is no secret
-	total := 0
-	var backlog time.Duration
 	for i := range shards {
-		if total == limit || caller.Err() != nil {
+		if s.db.rowTTL || total == limit || caller.Err() != nil {
 			break
 		}
-		n, oldest, err := s.sweepShard(ctx, conn, (start+i)%shards, limit-total)
+		n, oldest, err := s.sweepRows(ctx, conn, sweepSQL, (start+i)%shards, limit-total)
 		if err != nil && judgeFault(err) == faultContention {
 			break // calls come first
 		}
@@ -56,13 +70,13 @@ func (s *Store) sweepOn(ctx, caller context.Context, conn *pgxpool.Conn, limit i
 	return total, nil
 }
 
-// sweepShard returns how many rows went, and how long the oldest was overdue.
-func (s *Store) sweepShard(ctx context.Context, conn *pgxpool.Conn, shard, limit int) (n int, oldest time.Duration, err error) {
-	sql := s.clock.text(sweepSQL)
+// sweepRows returns how many rows went, and how long the oldest was overdue.
+func (s *Store) sweepRows(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (n int, oldest time.Duration, err error) {
+	sql = s.clock.text(sql)
 	if s.db.cockroach {
 		sql = strings.Replace(sql, " SKIP LOCKED", "", 1) // those without row TTL do not know it
 	}
-	rows, err := conn.Query(ctx, sql, shard, limit)
+	rows, err := conn.Query(ctx, sql, args...)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -36,12 +36,7 @@ func TestASweepEmptiesTheTableInBoundedStepsAroundWhatCallsHold(t *testing.T) {
 		}
 	}
 	const rows, limit = 5000, 700
-	ids, shardNumbers := make([][]byte, rows), make([]int16, rows)
-	for i, h := range newHolders(rows) {
-		ids[i], shardNumbers[i] = h.id[:], shardOf(h.id)
-	}
-	_, err := s.pool.Exec(t.Context(), seedSQL, ids, shardNumbers)
-	require.NoError(t, err)
+	ids := seed(t, s, rows)
 	tx, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), `SELECT id FROM dedup_records WHERE id = $1 FOR UPDATE`, ids[0])
@@ -55,6 +50,22 @@ func TestASweepEmptiesTheTableInBoundedStepsAroundWhatCallsHold(t *testing.T) {
 	ans, err := s.Lookup(t.Context(), storage.RecordID(ids[0]), storage.Lookup{})
 	require.NoError(t, err)
 	require.Equal(t, storage.StateAbsent, ans.State)
+}
+
+// seed makes so many rows whose time is over and returns their ids.
+func seed(tb testing.TB, s *Store, rows int) [][]byte {
+	tb.Helper()
+	ids, shardNumbers := make([][]byte, rows), make([]int16, rows)
+	for i, h := range newHolders(rows) {
+		ids[i], shardNumbers[i] = h.id[:], shardOf(h.id)
+	}
+	const atOnce = 10_000
+	for from := 0; from < rows; from += atOnce {
+		to := min(from+atOnce, rows)
+		_, err := s.pool.Exec(tb.Context(), seedSQL, ids[from:to], shardNumbers[from:to])
+		require.NoError(tb, err)
+	}
+	return ids
 }
 
 func sweepAll(t *testing.T, s *Store, limit int) int {

@@ -50,6 +50,7 @@ type workload struct {
 	store    storage.Store
 	response []byte
 	pad      string
+	next     atomic.Uint64 // key of BenchPairs
 }
 
 func newWorkload(b *testing.B, s storage.Store) *workload {
