@@ -59,6 +59,7 @@ func TestDeadLettersAreReplayedEachOnce(t *testing.T) {
 		require.True(t, parked[id])
 		require.Equal(t, "REPLAYED", r.Result)
 	}
+	client = parkingClient(t, addr, parker) // one that has not yet given the service up
 	for n := range orders {
 		require.Equal(t, 1, charged(t, payments, fmt.Sprint("order ", n)))
 		require.NoError(t, pay(t.Context(), client, fmt.Sprint("order ", n)), "the caller's own retry gets that answer")

@@ -355,6 +355,27 @@ func TestWhileTheServiceIsDownOneAtATimeAsks(t *testing.T) {
 	})
 }
 
+func TestWhoeverWaitsForTheEndIsToldThatNobodyIsThere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var ids [][]byte
+		for n := range 20 {
+			ids = append(ids, w.park(fmt.Sprint(n)))
+		}
+		w.set(func() { w.down = true })
+		began := time.Now()
+		got := w.replayed(w.replayer(replay.Config{Concurrency: 4}), ids...)
+		require.Less(t, time.Since(began), 10*time.Second)
+		require.Len(t, got, len(ids))
+		for _, res := range got {
+			require.Equal(t, replay.Failed, res.Outcome)
+			require.Equal(t, codes.Unavailable, status.Code(res.Err))
+		}
+		w.set(func() { require.LessOrEqual(t, len(w.sent), 6) })
+	})
+}
+
 func TestTheRateIsKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
