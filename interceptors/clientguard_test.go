@@ -289,7 +289,7 @@ func TestAGuardedCallIsParkedAndReplayed(t *testing.T) { // G01
 			md, _ := metadata.FromIncomingContext(ctx)
 			require.Empty(t, md[interceptors.HeaderReplay], "the callee knows nothing of claims")
 		}
-		ctx := w.claim(t, t.Context(), all[0], time.Minute)
+		ctx := w.claim(t.Context(), t, all[0], time.Minute)
 		for range 2 {
 			resp, err := client.Charge(ctx, order())
 			require.NoError(t, err)

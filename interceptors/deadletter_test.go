@@ -75,7 +75,7 @@ const (
 	resolved     = dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED
 )
 
-var errBusy = status.Error(codes.Unavailable, "the ledger is busy") //nolint:gochecknoglobals // a sentinel of the tests
+var errBusy = status.Error(codes.Unavailable, "the ledger is busy")
 
 func always(err error) func(context.Context, int, *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
 	return func(context.Context, int, *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {

@@ -33,7 +33,7 @@ func parked(t *testing.T, s setup) (*world, *dedupv1.DeadLetter) {
 }
 
 // claim takes an entry, and returns ctx with what its replay carries.
-func (w *world) claim(t *testing.T, ctx context.Context, e *dedupv1.DeadLetter, lease time.Duration) context.Context {
+func (w *world) claim(ctx context.Context, t *testing.T, e *dedupv1.DeadLetter, lease time.Duration) context.Context {
 	t.Helper()
 	token := []byte("sixteen bytes...")
 	resp, err := dedupv1.NewDeadLetterServiceClient(w.dedupd.Conn()).Claim(t.Context(), &dedupv1.ClaimRequest{
@@ -57,7 +57,7 @@ func TestAReplayRunsUnderItsFirstCallersRecord(t *testing.T) {
 			by, _ = interceptors.FromReplay(ctx)
 			return receipt(n), nil
 		}
-		resp, err := w.bare(t).Charge(w.claim(t, as(t.Context(), "operator"), e, time.Minute), order())
+		resp, err := w.bare(t).Charge(w.claim(as(t.Context(), "operator"), t, e, time.Minute), order())
 		require.NoError(t, err)
 		require.Equal(t, "xxxx", resp.GetChargeId(), "the handler ran, after three failures")
 		require.Equal(t, interceptors.Replay{Caller: []byte("ada"), Entry: e.GetEntryId()}, by)
@@ -91,7 +91,7 @@ func TestAReplayWithoutALiveClaimRunsNothing(t *testing.T) {
 		}})
 		ran := w.ran()
 		entry := hex.EncodeToString(e.GetEntryId())
-		valid := w.claim(t, as(t.Context(), "operator"), e, time.Minute)
+		valid := w.claim(as(t.Context(), "operator"), t, e, time.Minute)
 		const forged = "00112233445566778899aabbccddeeff"
 		for name, ctx := range map[string]context.Context{
 			"forged token":   replays(t.Context(), entry+"."+forged, "k"),
@@ -118,7 +118,7 @@ func TestAReplayWithoutALiveClaimRunsNothing(t *testing.T) {
 
 		w, e = parked(t, setup{})
 		ran = w.ran()
-		expired := w.claim(t, as(t.Context(), "operator"), e, time.Second)
+		expired := w.claim(as(t.Context(), "operator"), t, e, time.Second)
 		pass(2 * time.Second)
 		_, err = w.bare(t).Charge(expired, order())
 		requireReason(t, err, codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID)
@@ -133,7 +133,7 @@ func TestAReplayNeverRunsUnprotected(t *testing.T) {
 			interceptors.WithMethod(charge, interceptors.Method{Policy: &dedupv1.MethodPolicy{FailOpen: true}}),
 		}})
 		ran := w.ran()
-		ctx := w.claim(t, t.Context(), e, time.Minute)
+		ctx := w.claim(t.Context(), t, e, time.Minute)
 		w.down.Store(true)
 		_, err := w.bare(t).Charge(metadata.AppendToOutgoingContext(t.Context(), interceptors.HeaderKey, "open"), order())
 		require.NoError(t, err, "others run")
@@ -149,15 +149,16 @@ func TestTwoReplaysOfOneClaimRunOnce(t *testing.T) { // G01
 		w, e := parked(t, setup{})
 		w.handle = takes(time.Second)
 		ran := w.ran()
-		ctx := w.claim(t, as(t.Context(), "operator"), e, time.Minute)
-		answers := make(chan string, 2)
-		for range 2 {
-			go func() {
-				resp, err := w.bare(t).Charge(ctx, order())
-				answers <- resp.GetChargeId() + status.Code(err).String()
-			}()
-		}
-		require.Equal(t, <-answers, <-answers)
+		ctx := w.claim(as(t.Context(), "operator"), t, e, time.Minute)
+		client := w.bare(t)
+		var answers [2]string
+		errs := together(len(answers), func(i int) error {
+			resp, err := client.Charge(ctx, order())
+			answers[i] = resp.GetChargeId()
+			return err
+		})
+		require.Equal(t, make([]error, len(answers)), errs)
+		require.Equal(t, answers[0], answers[1])
 		require.Equal(t, ran+1, w.ran())
 	})
 }
@@ -170,7 +171,7 @@ func TestAReplayWhoseGrantWasNeverReadLeavesNoDoubt(t *testing.T) {
 		w, e := parked(t, setup{})
 		lost := true
 		w.lost = func(method string) bool { return method == "Reserve" && lost }
-		_, err := w.bare(t).Charge(w.claim(t, as(t.Context(), "operator"), e, time.Minute), order())
+		_, err := w.bare(t).Charge(w.claim(as(t.Context(), "operator"), t, e, time.Minute), order())
 		require.Equal(t, codes.Unavailable, status.Code(err))
 		lost = false
 		pass(5 * time.Second)

@@ -66,8 +66,8 @@ func (f *entryFilter) message() *dedupv1.DeadLetterFilter {
 		m.States = append(m.States, dedupv1.DeadLetterState(dedupv1.DeadLetterState_value["DEAD_LETTER_STATE_"+strings.ToUpper(s)]))
 	}
 	for _, c := range f.Code {
-		code, _ := codeNamed(c) // Validate has read it
-		m.Codes = append(m.Codes, int32(code))
+		code, _ := codeNamed(c)                // Validate has read it
+		m.Codes = append(m.Codes, int32(code)) //nolint:gosec // one of 17 codes
 	}
 	if f.OlderThan > 0 {
 		m.OlderThan = durationpb.New(time.Duration(f.OlderThan))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"fmt"
 	"testing"
@@ -13,8 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
-
-	"context"
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"

@@ -278,7 +278,7 @@ func TestWrongCommandLinesOfDlq(t *testing.T) {
 	t.Parallel()
 	id := strings.Repeat("0", 32)
 	for want, args := range map[string][]string{
-		"name dead letters by their ids, or choose them":   {"discard", "--note", "x"},
+		"name dead letters by their ids, or choose them": {"discard", "--note", "x"},
 		"not both":                                         {"discard", id, "--namespace", "shop", "--note", "x"},
 		"it has 32 hex digits":                             {"show", "12"},
 		"--target HOST:PORT":                               {"replay", id},

@@ -146,7 +146,7 @@ func serveShop(t *testing.T, dedupd string, opts ...interceptors.ServerOption) *
 	go func() { served <- srv.Serve(lis) }()
 	t.Cleanup(func() {
 		srv.Stop()
-		<-served
+		require.NoError(t, <-served)
 		end()
 		<-closed
 		parker.Close()

@@ -64,13 +64,15 @@ func newWorld(t *testing.T) *world {
 }
 
 // buy is a method that no proto file tells of.
-func buy(srv any, ctx context.Context, dec func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
+func buy(srv any, ctx context.Context, dec func(any) error, around grpc.UnaryServerInterceptor) (any, error) { //nolint:revive // gRPC's order
 	req := &demov1.ChargeRequest{}
 	if err := dec(req); err != nil {
 		return nil, err
 	}
 	return around(ctx, req, &grpc.UnaryServerInfo{Server: srv, FullMethod: "/shop.v1.Shop/Buy"}, func(ctx context.Context, req any) (any, error) {
-		return srv.(*world).Charge(ctx, req.(*demov1.ChargeRequest))
+		w, _ := srv.(*world)
+		order, _ := req.(*demov1.ChargeRequest)
+		return w.Charge(ctx, order)
 	})
 }
 
