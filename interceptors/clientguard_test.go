@@ -264,3 +264,39 @@ func TestWhatGuardModeNeedsIsCheckedAtConstruction(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 }
+
+// A guarded call is parked under its own record, and its replay runs once, under
+// the first caller's.
+func TestAGuardedCallIsParkedAndReplayed(t *testing.T) { // G01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		way := &letters{}
+		p, err := interceptors.NewParker(interceptors.ParkerConfig{DeadLetters: dedupv1.NewDeadLetterServiceClient(way)})
+		require.NoError(t, err)
+		w, client := provider(t, interceptors.Guarded{RefusalsApplyNothing: true},
+			interceptors.WithDeadLetters(p), interceptors.WithParked(charge), interceptors.WithMaxAttempts(2))
+		way.w = w
+		t.Cleanup(p.Close)
+		w.handle = fails(status.Error(codes.Aborted, "later"), status.Error(codes.Aborted, "later"))
+		_, err = client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+		_, ok := interceptors.DeadLetterOf(err)
+		require.True(t, ok)
+		all := w.entries(t)
+		require.Len(t, all, 1)
+		require.Len(t, all[0].GetAttempts(), 2)
+
+		w.arrived = func(ctx context.Context, _ int) {
+			md, _ := metadata.FromIncomingContext(ctx)
+			require.Empty(t, md[interceptors.HeaderReplay], "the callee knows nothing of claims")
+		}
+		ctx := w.claim(t.Context(), t, all[0], time.Minute)
+		for range 2 {
+			resp, err := client.Charge(ctx, order())
+			require.NoError(t, err)
+			require.Equal(t, "xxx", resp.GetChargeId())
+		}
+		require.Equal(t, 3, w.ran())
+		require.Equal(t, completed, w.state(t, "k"))
+		require.Len(t, w.entries(t, resolved), 1)
+	})
+}

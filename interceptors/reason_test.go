@@ -48,6 +48,9 @@ func TestEveryReasonHasItsCode(t *testing.T) { // C04
 		dedupv1.Reason_REASON_RECORD_CHANGED:     codes.FailedPrecondition,
 		dedupv1.Reason_REASON_BREAKER_OPEN:       codes.Unavailable,
 		dedupv1.Reason_REASON_BUDGET_SPENT:       codes.Unknown,
+		dedupv1.Reason_REASON_QUOTA_EXCEEDED:     codes.ResourceExhausted,
+		dedupv1.Reason_REASON_ENTRY_NOT_FOUND:    codes.NotFound,
+		dedupv1.Reason_REASON_ENTRY_CHANGED:      codes.FailedPrecondition,
 	}
 	require.Len(t, want, len(dedupv1.Reason_name)-1)
 	for reason, code := range want {

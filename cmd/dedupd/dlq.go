@@ -33,9 +33,9 @@ type dlqCmd struct {
 type entryFilter struct {
 	Namespace string   `env:"-" placeholder:"NAME" help:"Only this namespace."`
 	Operation string   `env:"-" placeholder:"NAME" help:"Only this operation."`
-	Kind      []string `env:"-" enum:"exhausted,unreconciled,overdue,conflict" placeholder:"KIND,..." help:"Only these kinds: exhausted, unreconciled, overdue, conflict."`
-	State     []string `env:"-" enum:"parked,replaying,resolved,discarded" placeholder:"STATE,..." help:"Only these states: parked, replaying, resolved, discarded. Default: parked and replaying."`
-	Code      []string `env:"-" placeholder:"CODE,..." help:"Only these status codes, by name or number: unavailable, 14."`
+	Kind      []string `env:"-" enum:"exhausted,unreconciled,overdue,conflict" placeholder:"KIND" help:"Only these kinds: exhausted, unreconciled, overdue, conflict."`
+	State     []string `env:"-" enum:"parked,replaying,resolved,discarded" placeholder:"STATE" help:"Only these states: parked, replaying, resolved, discarded. Default: parked and replaying."`
+	Code      []string `env:"-" placeholder:"CODE" help:"Only these status codes, by name or number: unavailable, 14."`
 	Signature string   `env:"-" placeholder:"TEXT" help:"Only this message, as 'dlq groups' prints it."`
 	OlderThan span     `env:"-" default:"0s" placeholder:"TIME" help:"Parked at least this long ago."`
 	NewerThan span     `env:"-" default:"0s" placeholder:"TIME" help:"Parked at most this long ago."`
@@ -66,8 +66,8 @@ func (f *entryFilter) message() *dedupv1.DeadLetterFilter {
 		m.States = append(m.States, dedupv1.DeadLetterState(dedupv1.DeadLetterState_value["DEAD_LETTER_STATE_"+strings.ToUpper(s)]))
 	}
 	for _, c := range f.Code {
-		code, _ := codeNamed(c) // Validate has read it
-		m.Codes = append(m.Codes, int32(code))
+		code, _ := codeNamed(c)                // Validate has read it
+		m.Codes = append(m.Codes, int32(code)) //nolint:gosec // one of 17 codes
 	}
 	if f.OlderThan > 0 {
 		m.OlderThan = durationpb.New(time.Duration(f.OlderThan))
@@ -94,7 +94,7 @@ func codeNamed(s string) (codes.Code, bool) {
 // filter chooses. Nothing of it is read from the environment: what was left there
 // would act on entries that nobody looked at.
 type chosen struct {
-	Entry       []string `arg:"" optional:"" env:"-" help:"Ids of dead letters, as 'dlq list' prints them; or choose by the flags."`
+	Entry       []string `arg:"" optional:"" help:"Ids of dead letters, as 'dlq list' prints them; or choose by the flags."`
 	entryFilter `embed:""`
 	Limit       int  `env:"-" default:"1000" help:"Refuse to act on more dead letters than this at once."`
 	DryRun      bool `env:"-" help:"Only print which dead letters it would be; write and send nothing."`

@@ -37,7 +37,7 @@ func (c *dlqReplayCmd) Validate() error {
 		return err
 	}
 	if !c.DryRun {
-		if err := c.target.check(); err != nil {
+		if err := c.check(); err != nil {
 			return err
 		}
 	}
@@ -104,7 +104,7 @@ func (c *dlqReplayCmd) dialTarget() (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.target.dial(opts...)
+	return c.dial(opts...)
 }
 
 // replaying is one run of the command.

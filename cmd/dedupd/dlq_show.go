@@ -32,7 +32,7 @@ func (c *dlqShowCmd) Validate() error {
 		return err
 	}
 	if c.Target != "" {
-		return c.target.check()
+		return c.check()
 	}
 	return nil
 }

@@ -86,11 +86,12 @@ func (t *target) roots() (*x509.CertPool, error) {
 
 // with adds the metadata for the service.
 func (t *target) with(ctx context.Context) context.Context {
+	md := metadata.MD{}
 	for _, m := range t.Metadata {
 		name, value, _ := strings.Cut(m, "=")
-		ctx = metadata.AppendToOutgoingContext(ctx, strings.ToLower(name), value)
+		md.Append(name, value)
 	}
-	return ctx
+	return metadata.NewOutgoingContext(ctx, md)
 }
 
 // descriptors says where requests are described.

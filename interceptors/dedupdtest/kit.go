@@ -17,7 +17,6 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/server"
-	"github.com/dedupd/dedupd/storage"
 )
 
 // Namespace is where the kit's records are.
@@ -51,7 +50,7 @@ type Kit struct {
 // New returns a kit that ends with the test.
 func New(t TB) *Kit {
 	t.Helper()
-	k := &Kit{t: t, store: &memory{rows: map[storage.RecordID]*storage.Record{}}}
+	k := &Kit{t: t, store: newMemory()}
 	var err error
 	if k.dedupd, err = server.New(server.Config{Store: k.store}); err != nil {
 		t.Errorf("start the in-memory dedupd: %v", err)
@@ -67,6 +66,12 @@ func New(t TB) *Kit {
 // Dedup reaches the in-memory dedupd, for a service that builds its own server.
 func (k *Kit) Dedup() dedupv1.DedupServiceClient {
 	return dedupv1.NewDedupServiceClient(k.dedupd.Conn())
+}
+
+// DeadLetters reaches the dead letters of the in-memory dedupd, for
+// interceptors.NewParker and to look at what was parked.
+func (k *Kit) DeadLetters() dedupv1.DeadLetterServiceClient {
+	return dedupv1.NewDeadLetterServiceClient(k.dedupd.Conn())
 }
 
 // Serve starts the service as its main does: register registers its

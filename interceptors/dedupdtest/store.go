@@ -10,9 +10,14 @@ import (
 
 // memory is the rules over a map, with a clock that can be put forward.
 type memory struct {
-	mu    sync.Mutex
-	rows  map[storage.RecordID]*storage.Record
-	ahead time.Duration
+	mu      sync.Mutex
+	rows    map[storage.RecordID]*storage.Record
+	letters map[storage.EntryID]*storage.DeadLetter
+	ahead   time.Duration
+}
+
+func newMemory() *memory {
+	return &memory{rows: map[storage.RecordID]*storage.Record{}, letters: map[storage.EntryID]*storage.DeadLetter{}}
 }
 
 var _ storage.Store = (*memory)(nil)
@@ -23,10 +28,8 @@ func (s *memory) judge(ctx context.Context, id storage.RecordID, q storage.Reque
 	if err := ctx.Err(); err != nil {
 		return storage.Answer{}, err
 	}
-	next, ans := storage.Apply(s.rows[id], q, s.nowLocked(), 0)
-	if next != nil {
-		s.rows[id] = next
-	}
+	change, ans := storage.ApplyCase(storage.Case{Record: s.rows[id], Entries: s.lettersLocked(id)}, q, s.nowLocked(), 0)
+	s.writeLocked(id, change)
 	return ans, nil
 }
 
@@ -44,6 +47,11 @@ func (s *memory) lapse(leases int) {
 }
 
 func (s *memory) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
+	if q.Claim != nil { // of a replay: the record is the entry's, whoever asks
+		if e := s.letter(q.Claim.Entry); e != nil {
+			return s.judge(ctx, e.Record, q)
+		}
+	}
 	return s.judge(ctx, q.Identity.RecordID(), q)
 }
 
@@ -68,6 +76,16 @@ func (s *memory) Lookup(ctx context.Context, id storage.RecordID, q storage.Look
 }
 
 func (s *memory) Resolve(ctx context.Context, id storage.RecordID, q storage.Resolve) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+// Redact erases what a record tells of a person.
+func (s *memory) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+// Forget deletes a record.
+func (s *memory) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
 	return s.judge(ctx, id, q)
 }
 

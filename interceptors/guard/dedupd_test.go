@@ -24,6 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rows is a store in a map: the rules and nothing else.
 type rows struct {
+	storage.DeadLetters // nothing here parks with it
+
 	mu   sync.Mutex
 	rows map[storage.RecordID]*storage.Record
 	skew time.Duration
@@ -78,6 +80,14 @@ func (s *rows) Lookup(ctx context.Context, id storage.RecordID, q storage.Lookup
 }
 
 func (s *rows) Resolve(ctx context.Context, id storage.RecordID, q storage.Resolve) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *rows) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
+	return s.judge(ctx, id, q)
+}
+
+func (s *rows) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
 	return s.judge(ctx, id, q)
 }
 

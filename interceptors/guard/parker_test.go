@@ -85,14 +85,14 @@ func full(*dedupv1.ParkRequest) error {
 	return s.Err()
 }
 
-// told counts what a parker's observer is told.
-type told struct {
+// heard counts what a parker's observer is told.
+type heard struct {
 	mu                    sync.Mutex
 	parked, spooled, lost int
 	failed, waiting       int
 }
 
-func (o *told) observer() guard.ParkObserver {
+func (o *heard) observer() guard.ParkObserver {
 	add := func(n *int) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -111,7 +111,7 @@ func (o *told) observer() guard.ParkObserver {
 	}
 }
 
-func parker(t *testing.T, d *desk, o *told, c guard.ParkerConfig) *guard.Parker {
+func parker(t *testing.T, d *desk, o *heard, c guard.ParkerConfig) *guard.Parker {
 	t.Helper()
 	c.DeadLetters, c.Observer = d, o.observer()
 	p, err := guard.NewParker(c)
@@ -131,18 +131,18 @@ func letter(key, note string) *dedupv1.ParkRequest {
 func TestADeadLetterIsParkedAndItsIDTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		p := parker(t, d, o, guard.ParkerConfig{})
 		kept := p.Park(t.Context(), letter("k", ""), time.Second)
 		require.Equal(t, guard.Parked{Entry: []byte("entry of k")}, kept)
-		require.Equal(t, told{parked: 1}, o.counts())
+		require.Equal(t, heard{parked: 1}, o.counts())
 	})
 }
 
-func (o *told) counts() told {
+func (o *heard) counts() heard {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return told{parked: o.parked, spooled: o.spooled, lost: o.lost, failed: o.failed, waiting: o.waiting}
+	return heard{parked: o.parked, spooled: o.spooled, lost: o.lost, failed: o.failed, waiting: o.waiting}
 }
 
 // G03: one key is one entry in the spool too, and a lost answer parks nothing
@@ -150,7 +150,7 @@ func (o *told) counts() told {
 func TestWhatDedupdDoesNotTakeIsSpooledOncePerKeyAndDrainedWhenItIsBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(nil, true) // it is taken, and the answer is lost
 		p := parker(t, d, o, guard.ParkerConfig{})
 		require.True(t, p.Park(t.Context(), letter("lost", ""), time.Second).Spooled)
@@ -159,7 +159,7 @@ func TestWhatDedupdDoesNotTakeIsSpooledOncePerKeyAndDrainedWhenItIsBack(t *testi
 			require.True(t, p.Park(t.Context(), letter("k", fmt.Sprint("try ", n)), time.Second).Spooled)
 		}
 		pass(time.Second)
-		require.Equal(t, told{spooled: 4, waiting: 2}, o.counts(), "one letter per key waits")
+		require.Equal(t, heard{spooled: 4, waiting: 2}, o.counts(), "one letter per key waits")
 
 		d.set(nil, false)
 		pass(time.Minute)
@@ -174,7 +174,7 @@ func TestWhatDedupdDoesNotTakeIsSpooledOncePerKeyAndDrainedWhenItIsBack(t *testi
 func TestWhileDedupdIsKnownToBeAwayNobodyWaitsForIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(away, false)
 		p := parker(t, d, o, guard.ParkerConfig{})
 		p.Park(t.Context(), letter("1", ""), time.Second)
@@ -193,7 +193,7 @@ func TestWhileDedupdIsKnownToBeAwayNobodyWaitsForIt(t *testing.T) {
 func TestWhatTheCapRefusesWaitsForRoomAndHoldsNobodyElseUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(func(q *dedupv1.ParkRequest) error {
 			if string(q.GetIdentity().GetKey()) == "capped" {
 				return full(q)
@@ -204,7 +204,7 @@ func TestWhatTheCapRefusesWaitsForRoomAndHoldsNobodyElseUp(t *testing.T) {
 		require.True(t, p.Park(t.Context(), letter("capped", ""), time.Second).Spooled)
 		require.NotNil(t, p.Park(t.Context(), letter("other", ""), time.Second).Entry)
 		pass(72 * time.Hour)
-		require.Equal(t, told{parked: 1, spooled: 1, waiting: 1}, o.counts(), "it is never given up")
+		require.Equal(t, heard{parked: 1, spooled: 1, waiting: 1}, o.counts(), "it is never given up")
 		d.set(nil, false)
 		pass(3 * time.Minute)
 		keys, _ := d.taken()
@@ -216,7 +216,7 @@ func TestASpoolOnDiskSurvivesTheProcessAndATornEnd(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(away, false)
 		p := parker(t, d, o, guard.ParkerConfig{Spool: dir})
 		for _, key := range []string{"a", "b", "b", "torn"} {
@@ -230,7 +230,7 @@ func TestASpoolOnDiskSurvivesTheProcessAndATornEnd(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data[:len(data)-5], 0o600))
 
 		d.set(nil, false)
-		next := &told{}
+		next := &heard{}
 		parker(t, d, next, guard.ParkerConfig{Spool: dir})
 		pass(time.Minute)
 		require.Len(t, d.entries, 2)
@@ -250,14 +250,14 @@ func TestAFullSpoolIsToldAndKeepsWhatItHas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d, o := newDesk(), &told{}
+				d, o := newDesk(), &heard{}
 				d.set(away, false)
 				p := parker(t, d, o, c)
 				require.True(t, p.Park(t.Context(), letter("1", ""), time.Second).Spooled)
 				require.True(t, p.Park(t.Context(), letter("2", ""), time.Second).Spooled)
 				require.Equal(t, guard.Parked{}, p.Park(t.Context(), letter("3", ""), time.Second))
 				require.True(t, p.Park(t.Context(), letter("1", "again"), time.Second).Spooled, "its key is there already")
-				require.Equal(t, told{spooled: 3, lost: 1, waiting: 2}, o.counts())
+				require.Equal(t, heard{spooled: 3, lost: 1, waiting: 2}, o.counts())
 				d.set(nil, false)
 				pass(time.Minute)
 				require.Len(t, d.entries, 2)
@@ -269,7 +269,7 @@ func TestAFullSpoolIsToldAndKeepsWhatItHas(t *testing.T) {
 func TestWhatDedupdRefusesForGoodIsToldAsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(func(q *dedupv1.ParkRequest) error {
 			if q.GetRequest() != nil || string(q.GetIdentity().GetKey()) == "hopeless" {
 				return status.Error(codes.InvalidArgument, "the request is too large")
@@ -280,19 +280,19 @@ func TestWhatDedupdRefusesForGoodIsToldAsLost(t *testing.T) {
 		require.NotNil(t, p.Park(t.Context(), letter("large", ""), time.Second).Entry, "better without its request than not at all")
 		require.Nil(t, d.entries["large"].GetRequest())
 		require.Equal(t, guard.Parked{}, p.Park(t.Context(), letter("hopeless", ""), time.Second))
-		require.Equal(t, told{parked: 1, lost: 1}, o.counts())
+		require.Equal(t, heard{parked: 1, lost: 1}, o.counts())
 	})
 }
 
 func TestWhatIsOnlyInMemoryIsToldAsLostAtTheEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, o := newDesk(), &told{}
+		d, o := newDesk(), &heard{}
 		d.set(away, false)
 		p := parker(t, d, o, guard.ParkerConfig{CloseTime: time.Second})
 		p.Park(t.Context(), letter("k", ""), time.Second)
 		p.Close()
-		require.Equal(t, told{spooled: 1, lost: 1}, o.counts())
+		require.Equal(t, heard{spooled: 1, lost: 1}, o.counts())
 		require.Equal(t, guard.Parked{}, p.Park(t.Context(), letter("late", ""), time.Second), "and after it everything is")
 	})
 }

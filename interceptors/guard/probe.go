@@ -37,57 +37,64 @@ type prober struct {
 
 	mu     sync.Mutex
 	closed bool
-	probed map[string]time.Time // zero while there are probes left; else when that is forgotten
+	probed map[string]probed
+}
+
+// probed is what is remembered of a record that is asked about.
+type probed struct {
+	until time.Time // zero while there are probes left; else when that is forgotten
+	entry string    // the dead letter that was parked when none was left, in hexadecimal
 }
 
 func newProber(e *Engine) (*prober, error) {
 	backoff, err := policy.NewBackoff(probeBase, probeCap, probeFactor)
-	return &prober{e: e, backoff: backoff, looking: make(chan struct{}, probeWidth), probed: map[string]time.Time{}}, err
+	return &prober{e: e, backoff: backoff, looking: make(chan struct{}, probeWidth), probed: map[string]probed{}}, err
 }
 
 // met takes over a record that a look left unknown; floor is when asking again
-// may help. It returns false where no probe is left.
-func (p *prober) met(ctx context.Context, w *work, floor time.Duration) bool {
+// may help. left is false where no probe is left; entry is then the dead letter
+// that waits instead, if there is one.
+func (p *prober) met(ctx context.Context, w *work, floor time.Duration) (left bool, entry string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id := string(w.recordID)
 	now := time.Now()
-	if until, known := p.probed[id]; known {
-		if until.IsZero() {
-			return true
+	if was, known := p.probed[id]; known {
+		if was.until.IsZero() {
+			return true, ""
 		}
-		if now.Before(until) {
-			return false
+		if now.Before(was.until) {
+			return false, was.entry
 		}
 		delete(p.probed, id)
 	}
 	if len(p.probed) >= maxProbed {
-		for id, until := range p.probed {
-			if !until.IsZero() && !now.Before(until) {
+		for id, was := range p.probed {
+			if !was.until.IsZero() && !now.Before(was.until) {
 				delete(p.probed, id)
 			}
 		}
 	}
 	if p.closed || len(p.probed) >= maxProbed {
-		return true // nobody asks in the background; the caller's own retry does
+		return true, "" // nobody asks in the background; the caller's own retry does
 	}
-	p.probed[id] = time.Time{}
+	p.probed[id] = probed{}
 	again := &work{e: w.e, call: w.call, identity: w.identity, recordID: w.recordID, probing: true}
 	again.call.RefuseAtOnce, again.call.Wait = true, 0
 	again.call.Replay = nil // its claim is over long before; the record is known by now
 	p.wg.Add(1)
 	go p.ask(context.WithoutCancel(ctx), again, floor)
-	return true
+	return true, ""
 }
 
 // ask probes one record until it is settled or no probe is left.
 func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
-	spent := false
+	spent, entry := false, ""
 	defer func() {
 		p.mu.Lock()
 		delete(p.probed, string(w.recordID))
 		if spent {
-			p.probed[string(w.recordID)] = time.Now().Add(spentTime)
+			p.probed[string(w.recordID)] = probed{until: time.Now().Add(spentTime), entry: entry}
 		}
 		p.mu.Unlock()
 		p.wg.Done()
@@ -116,7 +123,7 @@ func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
 	}
 	spent = true
 	count(p.e.observe.Unreconciled, w.call.Operation)
-	w.park(ctx, "the reconciler could not tell what became of it")
+	entry = w.park(ctx, "the reconciler could not tell what became of it")
 	p.e.log.LogAttrs(ctx, slog.LevelError, "the reconciler could not settle an unknown outcome; an operator must resolve the record",
 		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)), slog.Int("probes", Probes))
 }

@@ -133,10 +133,16 @@ func (h *hold) look(ctx context.Context) (v Verdict) {
 // wait for as long as it does.
 func (h *hold) unsettled(ctx context.Context, note string, retry time.Duration) *RefusalError {
 	h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: cut(note, maxNote)})
-	if retry > 0 && !h.probing && !h.e.prober.met(ctx, h.work, retry) {
-		retry = 0
+	entry := ""
+	if retry > 0 && !h.probing {
+		var left bool
+		if left, entry = h.e.prober.met(ctx, h.work, retry); !left {
+			retry = 0
+		}
 	}
-	return h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, retry, nil)
+	refusal := h.refuse(dedupv1.Reason_REASON_OUTCOME_UNKNOWN, retry, nil)
+	refusal.Entry = entry
+	return refusal
 }
 
 // begin turns the grant into a running one, which shuts the earlier holder out.

@@ -46,7 +46,13 @@ type span struct {
 	ended        bool
 	events       []string
 	attributes   map[attribute.Key]attribute.Value
+	context      trace.SpanContext
+	links        []trace.SpanContext
 }
+
+func (s *span) SpanContext() trace.SpanContext { return s.context }
+
+func (s *span) AddLink(l trace.Link) { s.links = append(s.links, l.SpanContext) }
 
 func (r *recorder) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{r: r} }
 
@@ -99,15 +105,15 @@ func (p *payments) Charge(context.Context, *demov1.ChargeRequest) (*demov1.Charg
 }
 
 // traced serves payments and returns a client of it.
-func traced(t *testing.T, r *recorder, p *payments) demov1.PaymentsServiceClient {
+func traced(t *testing.T, r *recorder, p *payments, more ...interceptors.ServerOption) demov1.PaymentsServiceClient {
 	t.Helper()
 	store, err := embedded.OpenMemory(embedded.Options{CacheBytes: 1 << 20, MemtableBytes: 1 << 20})
 	require.NoError(t, err)
 	dedupd, err := server.New(server.Config{Store: store})
 	require.NoError(t, err)
 	life, stop := context.WithCancel(context.Background())
-	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(dedupd.Conn()), append(otel.Server(r),
-		interceptors.WithNamespace("test"), interceptors.SharedCaller(), interceptors.WithLifetime(life))...)
+	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(dedupd.Conn()), append(append(otel.Server(r),
+		interceptors.WithNamespace("test"), interceptors.SharedCaller(), interceptors.WithLifetime(life)), more...)...)
 	require.NoError(t, err)
 	g := grpc.NewServer(opts...)
 	demov1.RegisterPaymentsServiceServer(g, p)
@@ -178,5 +184,31 @@ func TestAFailedCallIsTracedWithItsCodeAlone(t *testing.T) {
 		require.Equal(t, "Internal", r.spans[0].status)
 		require.True(t, r.spans[0].attributes[otel.AttributeUnknown].AsBool())
 		require.NotContains(t, strings.Join(r.spans[0].events, " "), "secret")
+	})
+}
+
+func TestAReplayedAnswerIsLinkedToTheCallThatRanFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &recorder{}
+		var calls []*span
+		rpc := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			s := &span{attributes: map[attribute.Key]attribute.Value{}, context: trace.NewSpanContext(trace.SpanContextConfig{
+				TraceID: trace.TraceID{1, byte(len(calls))}, SpanID: trace.SpanID{2, byte(len(calls))}, TraceFlags: trace.FlagsSampled,
+			})}
+			calls = append(calls, s) // as otelgrpc's stats handler makes one for each call
+			return handler(trace.ContextWithSpan(ctx, s), req)
+		}
+		client := traced(t, r, &payments{}, interceptors.Before(rpc))
+		for range 2 {
+			_, err := client.Charge(t.Context(), &demov1.ChargeRequest{Order: "1", Amount: 1, Currency: "EUR"}, interceptors.WithKey("k"))
+			require.NoError(t, err)
+		}
+		first := calls[0].context.WithRemote(true)
+		require.Empty(t, calls[0].links)
+		require.Equal(t, []trace.SpanContext{first}, calls[1].links)
+		client1, client2 := r.spans[0], r.spans[2]
+		require.Empty(t, client1.links)
+		require.Equal(t, []trace.SpanContext{first}, client2.links, "and so is the client's")
 	})
 }

@@ -61,6 +61,9 @@ func TestDedupdsOwnReasons(t *testing.T) { // C04, C05, E06
 		{dedupv1.Reason_REASON_STORE_UNAVAILABLE, codes.Unavailable, true, Transient, EffectUnknown, Unknown},
 		{dedupv1.Reason_REASON_RECORD_CHANGED, codes.FailedPrecondition, false, Permanent, EffectNone, ReleasedKept},
 		{dedupv1.Reason_REASON_BREAKER_OPEN, codes.Unavailable, true, Transient, EffectNone, Released},
+		{dedupv1.Reason_REASON_QUOTA_EXCEEDED, codes.ResourceExhausted, true, Transient, EffectNone, Released},
+		{dedupv1.Reason_REASON_ENTRY_NOT_FOUND, codes.NotFound, false, Permanent, EffectNone, ReleasedKept},
+		{dedupv1.Reason_REASON_ENTRY_CHANGED, codes.FailedPrecondition, false, Permanent, EffectNone, ReleasedKept},
 		{dedupv1.Reason_REASON_BUDGET_SPENT, codes.Unavailable, false, Transient, EffectUnknown, Unknown},
 	} {
 		seen[tt.reason] = true

@@ -21,6 +21,8 @@ import (
 //	dedup_client_unknown_outcomes_total  calls after which nobody knows
 //	dedup_client_budget_refusals_total   retries that the budget refused
 //	dedup_client_breaker_refusals_total  tries that the breaker held back
+//	dedup_client_permanent_errors_total  calls to be parked that no replay would cure, by code
+//	dedup_client_unparked_total          calls to be parked whose record nobody named
 //	dedup_client_streams_total           streaming calls that passed through
 //
 // It fails where reg has other metrics under these names.
@@ -34,8 +36,12 @@ func Client(reg prometheus.Registerer) (interceptors.CallObserver, error) {
 	unknown := s.counter("dedup_client_unknown_outcomes_total", "Calls after which nobody knows whether the effect happened.", "method")
 	budget := s.counter("dedup_client_budget_refusals_total", "Retries that the retry budget refused.", "method")
 	breaker := s.counter("dedup_client_breaker_refusals_total", "Tries that the circuit breaker held back.", "method")
+	permanent := s.counter("dedup_client_permanent_errors_total", "Calls of methods that park which ended with an error that no replay would cure, by status code.", "method", "code")
+	unparked := s.counter("dedup_client_unparked_total", "Calls that were to be parked, and nothing told which record it is.", "method")
 	streams := s.counter("dedup_client_streams_total", "Streaming calls that passed through.", "method")
 	return interceptors.CallObserver{
+		Permanent:   func(_ context.Context, method string, code codes.Code) { permanent(method, code.String()) },
+		Unparked:    func(_ context.Context, method string) { unparked(method) },
 		Attempt:     func(_ context.Context, method string, _ int) { attempts(method) },
 		Retry:       func(_ context.Context, method string, code codes.Code) { retries(method, code.String()) },
 		Wait:        func(_ context.Context, method string) { waits(method) },

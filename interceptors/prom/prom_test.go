@@ -35,6 +35,8 @@ func TestEveryEventOfAClientIsCounted(t *testing.T) {
 		o.BudgetSpent(ctx, method)
 		o.BreakerOpen(ctx, method)
 		o.Stream(ctx, method)
+		o.Permanent(ctx, method, codes.NotFound)
+		o.Unparked(ctx, method)
 		o.Ended(ctx, method, interceptors.CallEnd{Code: codes.OK, Replayed: true, RecordID: strings.Repeat("ab", 32)})
 		o.Ended(ctx, method, interceptors.CallEnd{Code: codes.Unavailable, Unknown: true})
 	}
@@ -43,6 +45,8 @@ func TestEveryEventOfAClientIsCounted(t *testing.T) {
 		{"attempts", "Tries that were sent.", ""},
 		{"breaker_refusals", "Tries that the circuit breaker held back.", ""},
 		{"budget_refusals", "Retries that the retry budget refused.", ""},
+		{"permanent_errors", "Calls of methods that park which ended with an error that no replay would cure, by status code.", `code="NotFound",`},
+		{"unparked", "Calls that were to be parked, and nothing told which record it is.", ""},
 		{"replays", "Calls that got the answer of an earlier run.", ""},
 		{"retries", "Tries after which the call was tried again, by status code.", `code="Unavailable",`},
 		{"streams", "Streaming calls that passed through.", ""},
@@ -90,6 +94,36 @@ func TestEveryEventOfAServerIsCounted(t *testing.T) {
 	problems, err := testutil.GatherAndLint(reg)
 	require.NoError(t, err)
 	require.Empty(t, problems)
+}
+
+func TestEveryDeadLetterIsCounted(t *testing.T) { // G03
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	o, err := prom.Parker(reg)
+	require.NoError(t, err)
+	const kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_EXHAUSTED
+	for range 51 { // each one moves the counter, not only the first
+		o.Parked(method, kind)
+	}
+	o.Spooled(method, kind)
+	o.Lost(method)
+	o.SpoolFailed()
+	o.Waiting(3, 400)
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	got := map[string]float64{}
+	for _, f := range families {
+		m := f.GetMetric()[0]
+		got[strings.TrimPrefix(f.GetName(), "dedup_parker_")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	require.Equal(t, map[string]float64{
+		"parked_total": 51, "spooled_total": 1, "lost_total": 1, "spool_failures_total": 1, "spool_entries": 3, "spool_bytes": 400,
+	}, got)
+	problems, err := testutil.GatherAndLint(reg)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	_, err = prom.Parker(reg)
+	require.NoError(t, err, "a second parker counts into the same metrics")
 }
 
 func TestLabelsAreBounded(t *testing.T) {

@@ -31,18 +31,33 @@ func newSet(reg prometheus.Registerer) *set { return &set{reg: reg, names: map[s
 // counter returns what adds one to a counter. Of its labels, the first is a
 // method's or operation's name.
 func (s *set) counter(name, help string, labels ...string) func(values ...string) {
-	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	err := s.reg.Register(vec)
-	if had, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
-		if same, ok := had.ExistingCollector.(*prometheus.CounterVec); ok {
-			vec, err = same, nil
-		}
-	}
-	s.err = errors.Join(s.err, err)
+	vec := register(s, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
 	return func(values ...string) {
 		values[0] = s.bounded(values[0])
 		vec.WithLabelValues(values...).Inc()
 	}
+}
+
+// count returns what adds one to a counter without labels.
+func (s *set) count(name, help string) func() {
+	return register(s, prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})).Inc
+}
+
+// gauge returns what sets a gauge.
+func (s *set) gauge(name, help string) func(float64) {
+	return register(s, prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})).Set
+}
+
+// register registers c, or returns the one of its kind that is there already.
+func register[C prometheus.Collector](s *set, c C) C {
+	err := s.reg.Register(c)
+	if had, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		if same, ok := had.ExistingCollector.(C); ok {
+			return same
+		}
+	}
+	s.err = errors.Join(s.err, err)
+	return c
 }
 
 // bounded returns name, or "other" after too many.

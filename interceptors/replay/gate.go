@@ -18,6 +18,10 @@ const (
 	silent                // it is not
 )
 
+// goneProbes is after how many probes somebody who waits for the end is told that
+// nobody is there.
+const goneProbes = 3
+
 // gate lets everybody through while the service is there, and one at a time
 // while it is not.
 type gate struct {
@@ -62,6 +66,13 @@ func (g *gate) enter(ctx context.Context) (leave func(reach), ok bool) {
 		t.Stop()
 	}
 	return nil, false
+}
+
+// gone reports that probe after probe has found nobody.
+func (g *gate) gone() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.down >= goneProbes
 }
 
 func (g *gate) leave(r reach, probe bool) {

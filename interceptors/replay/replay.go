@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
@@ -245,8 +247,10 @@ func (r *Replayer) claim(ctx context.Context, req *dedupv1.ClaimRequest) (*dedup
 }
 
 // Replay replays the named entries, once each, and hands every result to each,
-// one after the other, in the order in which they end. It returns an error where
-// dedupd cannot be asked, or ctx ends: then what is on its way ends first.
+// one after the other, in the order in which they end. Once the service has not
+// answered three times in a row the rest is not sent: FAILED, not counted. It
+// returns an error where dedupd cannot be asked, or ctx ends: then what is on its
+// way ends first.
 func (r *Replayer) Replay(ctx context.Context, entries [][]byte, each func(Result)) error {
 	var mu sync.Mutex
 	work, working := errgroup.WithContext(ctx)
@@ -272,6 +276,8 @@ func (r *Replayer) Replay(ctx context.Context, entries [][]byte, each func(Resul
 	return ctx.Err()
 }
 
+var errGone = status.Error(codes.Unavailable, "nothing was sent: the service has not answered the calls before")
+
 // named replays one entry by its id.
 func (r *Replayer) named(ctx context.Context, id []byte) (Result, error) {
 	if err := r.limit.Wait(ctx); err != nil {
@@ -280,6 +286,10 @@ func (r *Replayer) named(ctx context.Context, id []byte) (Result, error) {
 	leave, ok := r.gate.enter(ctx)
 	if !ok {
 		return Result{}, ctx.Err()
+	}
+	if r.gate.gone() {
+		leave(neither)
+		return Result{EntryID: id, Outcome: Failed, Err: errGone}, nil
 	}
 	token := newToken()
 	resp, err := r.claim(ctx, &dedupv1.ClaimRequest{Token: token, EntryIds: [][]byte{id}})
