@@ -132,7 +132,7 @@ type Record struct {
 	RunAttempt AttemptID
 	RunEnd     Instant // end of its lease
 
-	Grants    int64   // grants in this life of the record
+	Grants    int64   // in this life of the record; not those released before they ran
 	PrevGrant Instant // time of the grant before the current one
 	CreatedAt Instant
 

@@ -132,7 +132,8 @@ type Attempt struct {
 	// Fence grows with every grant of the key. Hand it to resources that refuse
 	// lower ones; compare by order only.
 	Fence int64
-	// EarlierGrants is how many grants of this record came before.
+	// EarlierGrants is how many grants of this record came before. One with which
+	// a reconciler looked and settled nothing does not count.
 	EarlierGrants int64
 	// LastRunEnded is how long ago the last running lease ended, as of the grant;
 	// zero for a first run.

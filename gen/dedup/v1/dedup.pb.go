@@ -1183,7 +1183,8 @@ type Granted struct {
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,3,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	// Largest response that Complete takes, in bytes.
 	MaxOutcomeBytes int64 `protobuf:"varint,4,opt,name=max_outcome_bytes,json=maxOutcomeBytes,proto3" json:"max_outcome_bytes,omitempty"`
-	// Grants of this record before this one.
+	// Grants of this record before this one: how often its work was tried. A grant
+	// to reconcile that was released before BeginRun does not count.
 	EarlierGrants int64 `protobuf:"varint,5,opt,name=earlier_grants,json=earlierGrants,proto3" json:"earlier_grants,omitempty"`
 	// Age of the grant before this one; absent for the first.
 	LastGrantAge *durationpb.Duration `protobuf:"bytes,6,opt,name=last_grant_age,json=lastGrantAge,proto3" json:"last_grant_age,omitempty"`
@@ -2117,7 +2118,8 @@ type RecordInfo struct {
 	Mode Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=dedup.v1.Mode" json:"mode,omitempty"`
 	// Fence of the current or last grant.
 	Fence int64 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"`
-	// Grants in this life of the record.
+	// Grants in this life of the record, without those to reconcile that were
+	// released before BeginRun.
 	Grants int64 `protobuf:"varint,6,opt,name=grants,proto3" json:"grants,omitempty"`
 	// Opaque: names exactly what was looked at, for Resolve. All zero where there is
 	// no record, and until the lease of the last grant has run its full time (and
