@@ -72,8 +72,9 @@ type Config struct {
 
 	// MaxRuns is how many runs a message's handler is given before it is parked:
 	// failed ones, and those in which its process died. They are counted on its
-	// record, as the grants of its key: one with which a reconciler only looked
-	// counts too, so it may be fewer runs, never more. Zero means DefaultMaxRuns.
+	// record, as the grants of its key, whatever process had them. One with which a
+	// reconciler found, between deliveries, that nothing had happened counts too: it
+	// may be fewer runs, never more. Zero means DefaultMaxRuns.
 	MaxRuns int
 	// Lease is how long a message stays with a process that died: 1 s - 15 min, and
 	// guard.DefaultLease if zero. It is extended while the handler runs.

@@ -96,7 +96,7 @@ func TestNothingIsAcknowledgedBeforeItsCompletionIsDurable(t *testing.T) {
 	})
 }
 
-// B02: a reply that is lost on its way changes nothing.
+// B02: a reply of dedupd that is lost on its way changes nothing.
 func TestLostRepliesOfDedupdCauseNoSecondEffect(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []string{"Reserve", "Complete", "Release", "Extend"} {
@@ -105,19 +105,27 @@ func TestLostRepliesOfDedupdCauseNoSecondEffect(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
 				p := w.start(nil)
-				p.set(func() { p.lose = func(method string) bool { return method == lost && p.calls[method] < 3 } })
-				decisions := p.deliver(t, "a", func(ctx context.Context) error {
-					if len(w.effects()) == 0 && lost == "Release" {
-						w.effect("failed")
+				replies := 0
+				p.set(func() {
+					p.lose = func(method string) bool {
+						if method == lost {
+							replies++
+						}
+						return method == lost && replies <= 2
+					}
+				})
+				runs := 0
+				decisions := p.deliver(t, "a", func(context.Context) error {
+					if runs++; runs == 1 {
 						return interceptors.NotApplied(errors.New("not now"))
 					}
-					pass(time.Minute)
+					pass(time.Minute) // its lease is extended meanwhile
 					w.effect("a")
-					return ctx.Err()
+					return nil
 				})
-				require.Equal(t, "ack", decisions[len(decisions)-1][:3])
-				require.Equal(t, 1, strings.Count(strings.Join(w.effects(), " "), "a a")+1)
-				require.Contains(t, w.effects(), "a")
+				require.Equal(t, []string{"nack run 1", "ack run 2"}, decisions)
+				require.Equal(t, []string{"a"}, w.effects())
+				require.Greater(t, replies, 1, "what got no answer was sent again")
 			})
 		})
 	}
@@ -135,10 +143,10 @@ func TestAfterAKillTheReconcilerDecides(t *testing.T) {
 		effects   []string
 	}{
 		"the effect is there":                {applied: true, reconcile: true, want: "ack", effects: []string{"a"}},
-		"the effect is not there":            {reconcile: true, want: "ack run 2", effects: []string{"a"}},
+		"the effect is not there":            {reconcile: true, want: "ack run", effects: []string{"a"}},
 		"nobody can find out":                {applied: true, want: "dead_letter unknown", effects: []string{"a"}},
 		"nobody can find out, and it is not": {want: "dead_letter unknown", effects: []string{}},
-		"running it again is harmless":       {applied: true, rerun: true, want: "ack run 2", effects: []string{"a", "a"}},
+		"running it again is harmless":       {applied: true, rerun: true, want: "ack run", effects: []string{"a", "a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -173,7 +181,7 @@ func TestAfterAKillTheReconcilerDecides(t *testing.T) {
 					w.effect("a")
 					return nil
 				})
-				require.Equal(t, c.want, decisions[len(decisions)-1])
+				require.Regexp(t, "^"+c.want+"( [23])?$", decisions[len(decisions)-1])
 				require.Equal(t, c.effects, w.effects())
 			})
 		})
@@ -414,7 +422,7 @@ func TestEveryDeliveryGetsTheFirstResult(t *testing.T) {
 		long := strings.Repeat("x", 2<<20)
 		d = p.HandleResult(t.Context(), message("b", 1), give(long))
 		require.Equal(t, "ack run 1", words(d))
-		require.Len(t, d.Result.(*wrapperspb.StringValue).GetValue(), len(long))
+		require.True(t, proto.Equal(wrapperspb.String(long), d.Result), "the first one has it in full")
 		require.Equal(t, "dead_letter result_lost", words(p.HandleResult(t.Context(), message("b", 2), give(long))))
 		require.Equal(t, "ack duplicate", words(p.Handle(t.Context(), message("b", 3), nil)), "nobody goes on with it")
 	})

@@ -23,11 +23,11 @@ var errExhausted = errors.New("the message has had its runs; look at why its han
 type Action uint8
 
 const (
-	// Nack: not settled; deliver it again after Decision.Delay.
+	// Nack means not settled: deliver it again after Decision.Delay.
 	Nack Action = iota
-	// Ack: handled, by this run or an earlier one, and that is on disk.
+	// Ack means handled, by this run or an earlier one, and that is on disk.
 	Ack
-	// DeadLetter: parked, durably; take it off the queue.
+	// DeadLetter means parked, durably: take it off the queue.
 	DeadLetter
 )
 
@@ -82,7 +82,7 @@ func (c *Consumer) awayDelay(m Message, hint time.Duration) time.Duration {
 	if tries == 0 {
 		tries = unknownDeliveries
 	}
-	return c.wait(int64(min(tries, 64)), hint) //nolint:gosec // 64 at most
+	return c.wait(int64(min(tries, 64)), hint)
 }
 
 // ended decides after a run whose own answer stands.

@@ -19,22 +19,22 @@ const parkTime = 10 * time.Second
 type Cause uint8
 
 const (
-	// CauseNone: it is none.
+	// CauseNone is the cause of no dead letter.
 	CauseNone Cause = iota
-	// CauseExhausted: its handler has failed, or died, in Config.MaxRuns runs.
+	// CauseExhausted means that its handler has failed, or died, in Config.MaxRuns runs.
 	CauseExhausted
-	// CausePermanent: its handler's error would come again in every run. Nothing
+	// CausePermanent means that its handler's error would come again in every run. Nothing
 	// was applied.
 	CausePermanent
-	// CauseFinal: its handler's error is its answer for good (interceptors.Final).
+	// CauseFinal means that its handler's error is its answer for good (interceptors.Final).
 	CauseFinal
-	// CauseUnknown: nobody knows whether its effect happened, and no delivery will
+	// CauseUnknown means that nobody knows whether its effect happened, and no delivery will
 	// find out.
 	CauseUnknown
-	// CauseRefused: it may not run: its key is missing, malformed, used for another
+	// CauseRefused means that it may not run: its key is missing, malformed, used for another
 	// message before, or past its retention.
 	CauseRefused
-	// CauseResultLost: it was handled, but the result is not stored, so that what
+	// CauseResultLost means that it was handled, but the result is not stored, so that what
 	// follows from it (HandleResult) cannot go on.
 	CauseResultLost
 )
