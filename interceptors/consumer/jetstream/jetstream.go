@@ -23,8 +23,7 @@ const (
 	// DefaultWorkers is how many messages are handled at a time.
 	DefaultWorkers = 16
 
-	keepAlives = 3 // in an AckWait
-	pullTime   = 30 * time.Second
+	keepAlives = 3                      // in an AckWait
 	pullBase   = 100 * time.Millisecond // between pulls that fail
 	pullCap    = 5 * time.Second
 )
@@ -98,7 +97,7 @@ func (w *Worker) Run(ctx context.Context) error {
 
 func (w *Worker) work(ctx context.Context) error {
 	for failed := 0; ctx.Err() == nil; {
-		msg, err := w.cfg.From.Next(js.FetchContext(ctx), js.FetchMaxWait(pullTime))
+		msg, err := w.cfg.From.Next(js.FetchContext(ctx))
 		switch {
 		case err == nil:
 			failed = 0
