@@ -103,7 +103,7 @@ func (w *Worker) work(ctx context.Context) error {
 			failed = 0
 			w.handle(ctx, msg)
 		case errors.Is(err, nats.ErrTimeout), ctx.Err() != nil:
-		case errors.Is(err, js.ErrConsumerDeleted), errors.Is(err, js.ErrConsumerNotFound), errors.Is(err, nats.ErrConnectionClosed):
+		case w.gone(ctx, err):
 			return fmt.Errorf("jetstream: no more messages come: %w", err)
 		default:
 			w.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "no message could be pulled; trying again", slog.Any("error", err))
@@ -112,6 +112,16 @@ func (w *Worker) work(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// gone reports, of a pull that failed, that no later one can do better. The server
+// does not always say so of a consumer that was deleted; asked for it, it does.
+func (w *Worker) gone(ctx context.Context, err error) bool {
+	if errors.Is(err, js.ErrConsumerDeleted) || errors.Is(err, nats.ErrConnectionClosed) {
+		return true
+	}
+	_, err = w.cfg.From.Info(ctx)
+	return errors.Is(err, js.ErrConsumerNotFound) || errors.Is(err, js.ErrStreamNotFound)
 }
 
 func (w *Worker) rest(ctx context.Context, failed int) {
