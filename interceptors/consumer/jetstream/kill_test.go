@@ -183,7 +183,7 @@ func TestEveryMessageHasItsEffectOnceThoughConsumersAreKilled(t *testing.T) {
 	for n := range messages {
 		b.publish(t, fmt.Sprint("order-", n+1))
 	}
-	<-time.After(200 * time.Millisecond) //nolint:forbidigo // past the server's own memory of ids
+	<-time.After(200 * time.Millisecond) // past the server's own memory of ids
 	for n := range copies {
 		b.publish(t, fmt.Sprint("order-", n*messages/copies+1))
 	}
