@@ -20,8 +20,9 @@ type hold struct {
 	mode      dedupv1.Mode // RUN from BeginRun on
 	grant     *dedupv1.Granted
 	skew      time.Duration
-	ran       atomic.Bool // the run has ended: losing the lease harms nothing
-	told      sync.Once   // that the lease was lost
+	ran       atomic.Bool                     // the run has ended: losing the lease harms nothing
+	told      sync.Once                       // that the lease was lost
+	kept      atomic.Pointer[dedupv1.Outcome] // by the effect's own resource
 
 	mu sync.Mutex
 	// end of the lease, never later than the store's own idea of it: what an
@@ -47,6 +48,7 @@ func (h *hold) attempt() Attempt {
 	return Attempt{
 		RecordID: h.recordID, Fence: h.fence, EarlierGrants: h.grant.GetEarlierGrants(),
 		LastRunEnded: h.grant.GetLastRunEndedAge().AsDuration(), MaxOutcomeBytes: h.grant.GetMaxOutcomeBytes(),
+		Fingerprints: h.call.Fingerprints,
 	}
 }
 
