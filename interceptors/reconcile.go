@@ -79,6 +79,9 @@ var errNoAnswer = errors.New("the reconciler ruled applied without an answer")
 
 // reconciler adapts fn for one request; what it found stays in found.
 func (m *method) reconciler(req proto.Message, found *Verdict) guard.Reconciler {
+	if m.inbox != nil {
+		return m.inbox
+	}
 	if m.reconcile == nil {
 		return nil
 	}

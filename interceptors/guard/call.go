@@ -143,6 +143,8 @@ type Attempt struct {
 	LastRunEnded time.Duration
 	// MaxOutcomeBytes is the largest response that dedupd keeps.
 	MaxOutcomeBytes int64
+	// Fingerprints are those of the request.
+	Fingerprints []*dedupv1.Fingerprint
 }
 
 // Run does the work and says how it ended. Its context carries the caller's

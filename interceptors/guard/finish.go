@@ -41,8 +41,8 @@ func (h *hold) complete(ctx context.Context, o *dedupv1.Outcome) (Result, error)
 	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd did not acknowledge an outcome; trying further in the background",
 		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
 		slog.String("code", status.Code(err).String()))
-	h.completeLater(ctx, req)
-	if h.call.ownAnswerStands() {
+	h.completeLater(ctx, req, o)
+	if h.answerStands(o) {
 		return Result{}, nil
 	}
 	refusal := h.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, err)
@@ -93,10 +93,10 @@ func withoutAnswer(o *dedupv1.Outcome) *dedupv1.Outcome {
 	}}}
 }
 
-func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest) {
+func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest, o *dedupv1.Outcome) {
 	h.e.completer.add(ctx, &letter{
 		recordID: string(h.recordID), operation: h.call.Operation, complete: req,
-		stands: h.call.ownAnswerStands(), fingerprints: h.call.Fingerprints,
+		stands: h.answerStands(o), fingerprints: h.call.Fingerprints,
 	})
 }
 

@@ -21,9 +21,10 @@ type hold struct {
 	grant     *dedupv1.Granted
 	since     time.Time // when the grant was asked for
 	skew      time.Duration
-	ran       atomic.Bool // the run has ended: losing the lease harms nothing
-	handed    atomic.Bool // over to another process: how the run ends settles nothing
-	told      sync.Once   // that the lease was lost
+	ran       atomic.Bool                     // the run has ended: losing the lease harms nothing
+	handed    atomic.Bool                     // over to another process: how the run ends settles nothing
+	told      sync.Once                       // that the lease was lost
+	kept      atomic.Pointer[dedupv1.Outcome] // by the effect's own resource
 
 	mu sync.Mutex
 	// end of the lease, never later than the store's own idea of it: what an
@@ -49,6 +50,7 @@ func (h *hold) attempt() Attempt {
 	return Attempt{
 		RecordID: h.recordID, Fence: h.fence, EarlierGrants: h.grant.GetEarlierGrants(),
 		LastRunEnded: h.grant.GetLastRunEndedAge().AsDuration(), MaxOutcomeBytes: h.grant.GetMaxOutcomeBytes(),
+		Fingerprints: h.call.Fingerprints,
 	}
 }
 
