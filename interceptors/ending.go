@@ -30,7 +30,7 @@ func RunEnding(ctx context.Context, resp proto.Message, err error, a guard.Attem
 		return o
 	}
 	if err != nil {
-		return errorEnding(ctx, policy.StatusOf(markNested(err)).Err(), err, t, hold, store)
+		return errorEnding(ctx, sentFor(ctx, err), err, t, hold, store)
 	}
 	if o := store(resp, nil); o != nil {
 		return guard.Ending{Outcome: o}
@@ -52,15 +52,27 @@ func (k *keyedCall) ending(ctx context.Context, resp any, err error, a guard.Att
 	if err == nil {
 		return k.success(resp, a)
 	}
-	sent := policy.StatusOf(markNested(err)).Err()
+	sent := sentFor(ctx, err)
 	return errorEnding(ctx, sent, err, k.m.errors, k.s.hold, func(resp proto.Message, err error) *dedupv1.Outcome {
 		return k.outcome(resp, err, a)
 	}), sent
 }
 
+// sentFor is what the caller is sent for a run's error: a refusal of the run itself
+// as one of ours, any other error as the handler's own.
+func sentFor(ctx context.Context, err error) error {
+	if r := ownRefusal(ctx, err); r != nil {
+		return refusalStatus(r)
+	}
+	return policy.StatusOf(markNested(err)).Err()
+}
+
 // errorEnding says what err means for a run's record, which stores it as sent.
 func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time.Duration, store func(proto.Message, error) *dedupv1.Outcome) guard.Ending {
 	left := guard.LeftBehind(ctx)
+	if refusedFor(ownRefusal(ctx, err), left) {
+		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
+	}
 	switch endingOf(t, err, left) {
 	case policy.Completed:
 		if o := store(nil, sent); o != nil {

@@ -85,6 +85,9 @@ func GuardReconciler(look func(ctx context.Context, a Attempt) (Verdict, error))
 
 // reconciler adapts fn for one request; what it found stays in found.
 func (m *method) reconciler(req proto.Message, found *Verdict) guard.Reconciler {
+	if m.inbox != nil {
+		return m.inbox
+	}
 	if m.reconcile == nil {
 		return nil
 	}
