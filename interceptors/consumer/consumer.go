@@ -61,6 +61,10 @@ type Config struct {
 	// interceptors.Bounded, Fenced or Inbox. It is set with Reconciler, and only
 	// with it; there is no default.
 	Basis dedupv1.Basis
+	// Inbox is the ready reconciler of an inbox (inbox.Reconciler), for handlers
+	// whose every effect commits with their key: then nothing else is needed, and it
+	// takes the place of Reconciler and Basis.
+	Inbox guard.Reconciler
 	// RerunSafe says that handling a message again is harmless, also while an
 	// earlier run goes on.
 	RerunSafe bool
@@ -140,11 +144,16 @@ func (c *Config) validate() error {
 	fault(c.DeadLetters == nil, "say who keeps dead letters: no message may be dropped in silence")
 	fault((c.Reconciler == nil) != (c.Basis == dedupv1.Basis_BASIS_UNSPECIFIED),
 		"a reconciler names what it rests on: BOUNDED, FENCED or INBOX")
+	fault(c.Reconciler != nil && c.Inbox != nil, "an inbox reconciles by itself, keep one of Inbox and Reconciler")
 	fault(c.Lease < guard.MinLease || c.Lease > guard.MaxLease, "lease is %v, 1s to 15m are allowed", c.Lease)
 	fault(c.MaxRuns < 0, "a message has at least one run, not %d", c.MaxRuns)
 	fault(c.MaxRun < 0 || c.MaxWait < 0 || c.Retention < 0, "times must not be negative")
 	return errors.Join(faults...)
 }
+
+// settles reports whether a later delivery finds out what an unknown run did, or
+// may run whatever it did.
+func (c *Config) settles() bool { return c.Reconciler != nil || c.Inbox != nil || c.RerunSafe }
 
 // Consumer decides on the deliveries of one operation's messages. It is safe for
 // concurrent use.

@@ -15,8 +15,10 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/consumer"
+	"github.com/dedupd/dedupd/interceptors/guard"
 )
 
 func TestADuplicateIsAcknowledgedWithoutASecondRun(t *testing.T) {
@@ -425,6 +427,52 @@ func TestEveryDeliveryGetsTheFirstResult(t *testing.T) {
 		require.True(t, proto.Equal(wrapperspb.String(long), d.Result), "the first one has it in full")
 		require.Equal(t, "dead_letter result_lost", words(p.HandleResult(t.Context(), message("b", 2), give(long))))
 		require.Equal(t, "ack duplicate", words(p.Handle(t.Context(), message("b", 3), nil)), "nobody goes on with it")
+	})
+}
+
+// The work goes on in another process; the message waits for that.
+func TestAMessageWhoseWorkWasHandedOverStaysInTheQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := w.start(func(c *consumer.Config) { c.MaxWait = time.Second })
+		var token string
+		d := p.Handle(t.Context(), message("a", 1), func(ctx context.Context) (err error) {
+			token, err = guard.Handoff(ctx, time.Hour)
+			return err
+		})
+		require.Equal(t, "nack run 1", words(d), "accepted is not done")
+		again := func(context.Context) error {
+			require.Fail(t, "it must not run")
+			return nil
+		}
+		require.Equal(t, "nack", words(p.Handle(t.Context(), message("a", 2), again)))
+		e, err := guard.New(guard.Config{Dedup: dedupv1.NewDedupServiceClient(w.dedupd.Conn()), Namespace: "test"})
+		require.NoError(t, err)
+		defer e.Close()
+		handed, err := e.Resume(token)
+		require.NoError(t, err)
+		_, err = handed.Complete(t.Context(), &dedupv1.Outcome{Result: &dedupv1.Outcome_Response{Response: &dedupv1.Response{}}})
+		require.NoError(t, err)
+		require.Equal(t, "ack duplicate", words(p.Handle(t.Context(), message("a", 3), again)))
+	})
+}
+
+// What an inbox says of its run is dedupd's own word.
+func TestAnInboxSettlesWhatItsHandlersLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := w.start(func(c *consumer.Config) {
+			c.Inbox = func(context.Context, guard.Attempt) (guard.Verdict, error) {
+				return guard.Applied(&dedupv1.Outcome{Result: &dedupv1.Outcome_Response{Response: &dedupv1.Response{}}}), nil
+			}
+		})
+		require.Equal(t, []string{"nack run 1", "ack"}, p.deliver(t, "a", func(context.Context) error { return errors.New("cut off") }))
+		reused := func(ctx context.Context) error {
+			return guard.RefuseRun(ctx, dedupv1.Reason_REASON_KEY_REUSED, 0, nil)
+		}
+		require.Equal(t, []string{"dead_letter refused run 1"}, p.deliver(t, "b", reused))
 	})
 }
 

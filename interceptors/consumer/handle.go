@@ -114,6 +114,9 @@ func (c *Consumer) decide(ctx context.Context, m Message, n names, v *delivery) 
 		// An outcome that dedupd has not acknowledged is never taken for settled.
 		SharedWithRerun: true,
 	}
+	if c.cfg.Inbox != nil {
+		call.Reconciler, call.Basis = c.cfg.Inbox, interceptors.Inbox
+	}
 	if c.cfg.Reconciler != nil {
 		call.Reconciler = interceptors.GuardReconciler(func(ctx context.Context, a interceptors.Attempt) (interceptors.Verdict, error) {
 			return c.cfg.Reconciler(ctx, a, m)
@@ -125,12 +128,15 @@ func (c *Consumer) decide(ctx context.Context, m Message, n names, v *delivery) 
 	switch {
 	case err != nil:
 		return c.refused(m, err)
+	case res.HandedOver:
+		// It goes on elsewhere: deliveries wait for its end, as for any other run.
+		return Decision{Action: Nack, Delay: c.wait(1, 0), Err: guard.ErrHandedOver}
 	case res.Stored != nil:
 		return v.stored(c.cfg.Operation, res)
 	case v.exhausted:
 		return dead(CauseExhausted, errExhausted)
 	}
-	return c.ended(v)
+	return c.ended(m, v, res.RecordID)
 }
 
 // handle is the handler as the engine runs it.
