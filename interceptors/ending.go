@@ -3,6 +3,7 @@ package interceptors
 import (
 	"context"
 	"errors"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -13,37 +14,87 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
+// RunEnding says what the return of a run means for its record, by the rules of
+// a gRPC handler: a response, which may be nil, completes it; an error says of
+// itself what it means (NotApplied, OutcomeUnknown, Final), else t does by its
+// code, and frees the key only where the run has left nothing behind (MarkEffect,
+// and gRPC calls through ClientOptions). A permanent error is kept for hold; 0
+// keeps none. It is for doors other than gRPC's, which call it at the end of a
+// guard.Run, with that run's context.
+func RunEnding(ctx context.Context, resp proto.Message, err error, a guard.Attempt, t policy.Table, hold time.Duration) guard.Ending {
+	store := func(resp proto.Message, err error) *dedupv1.Outcome {
+		o, err := newOutcome(resp, err, nil, nil, allowList{}, a.MaxOutcomeBytes)
+		if err != nil {
+			return nil
+		}
+		return o
+	}
+	if err != nil {
+		return errorEnding(ctx, sentFor(ctx, err), err, t, hold, store)
+	}
+	if o := store(resp, nil); o != nil {
+		return guard.Ending{Outcome: o}
+	}
+	return unencodable()
+}
+
+// AnswerOf returns the answer that a repeat gets of a stored outcome: the
+// response, nil where the run had none, or the error. The error is a refusal with
+// REASON_OUTCOME_NOT_STORED where the work was done, but its answer is not kept.
+func AnswerOf(o *dedupv1.Outcome, operation string) (proto.Message, error) {
+	resp, _, _, err := replayOutcome(o, operation)
+	return resp, err
+}
+
 // ending says what the handler's return means for its record. The error it
 // returns is the one the caller is sent: the very status that a repeat gets.
 func (k *keyedCall) ending(ctx context.Context, resp any, err error, a guard.Attempt) (guard.Ending, error) {
 	if err == nil {
 		return k.success(resp, a)
 	}
+	sent := sentFor(ctx, err)
+	return errorEnding(ctx, sent, err, k.m.errors, k.s.hold, func(resp proto.Message, err error) *dedupv1.Outcome {
+		return k.outcome(resp, err, a)
+	}), sent
+}
+
+// sentFor is what the caller is sent for a run's error: a refusal of the run itself
+// as one of ours, any other error as the handler's own.
+func sentFor(ctx context.Context, err error) error {
+	if r := ownRefusal(ctx, err); r != nil {
+		return refusalStatus(r)
+	}
+	return policy.StatusOf(markNested(err)).Err()
+}
+
+// errorEnding says what err means for a run's record, which stores it as sent.
+func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time.Duration, store func(proto.Message, error) *dedupv1.Outcome) guard.Ending {
 	left := guard.LeftBehind(ctx)
-	end := k.m.endingOf(err, left)
-	sent := policy.StatusOf(markNested(err)).Err()
-	switch end {
+	if refusedFor(ownRefusal(ctx, err), left) {
+		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
+	}
+	switch endingOf(t, err, left) {
 	case policy.Completed:
-		if o := k.outcome(nil, sent, a); o != nil {
-			return guard.Ending{Outcome: o}, sent
+		if o := store(nil, sent); o != nil {
+			return guard.Ending{Outcome: o}
 		}
 	case policy.Released:
-		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}, sent
+		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
 	case policy.ReleasedKept:
 		e := guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
-		if k.s.hold > 0 {
-			e.Kept, e.Hold = k.outcome(nil, sent, a), k.s.hold
+		if hold > 0 {
+			e.Kept, e.Hold = store(nil, sent), hold
 		}
-		return e, sent
+		return e
 	case policy.Unknown, policy.EndingAsTable:
 	}
-	return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: noteOf(sent)}, sent
+	return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: noteOf(sent)}
 }
 
 // endingOf judges a handler's error: what it says of itself, else the table,
 // which frees the key only where the run has left nothing behind.
-func (m *method) endingOf(err error, left guard.Left) policy.Ending {
-	table := m.errors.Ending(err)
+func endingOf(t policy.Table, err error, left guard.Left) policy.Ending {
+	table := t.Ending(err)
 	switch markOf(err) {
 	case markFinal:
 		return policy.Completed
@@ -80,8 +131,11 @@ func (k *keyedCall) success(resp any, a guard.Attempt) (guard.Ending, error) {
 			return guard.Ending{Outcome: o}, nil
 		}
 	}
-	return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: "the response cannot be encoded"},
-		status.Error(codes.Internal, "the response cannot be encoded")
+	return unencodable(), status.Error(codes.Internal, "the response cannot be encoded")
+}
+
+func unencodable() guard.Ending {
+	return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: "the response cannot be encoded"}
 }
 
 func (k *keyedCall) outcome(resp proto.Message, err error, a guard.Attempt) *dedupv1.Outcome {

@@ -58,6 +58,7 @@ type method struct {
 	allow     allowList
 	errors    policy.Table
 	reconcile ReconcileFunc
+	inbox     guard.Reconciler // the ready one; at most one of the two is set
 	basis     dedupv1.Basis
 }
 
@@ -144,20 +145,28 @@ func (c *serverConfig) methods() (map[string]*method, error) {
 
 // markShared finds the operations in which a later run may answer differently.
 func markShared(all map[string]*method) {
-	again := map[string]int{}
+	again, inboxes := map[string]int{}, map[string]int{}
 	for _, m := range all {
 		if m.runsAgain() {
 			again[m.operation]++
 		}
+		if m.protects() && m.inbox != nil {
+			inboxes[m.operation]++
+		}
 	}
 	for _, m := range all {
 		others := again[m.operation]
-		if m.runsAgain() {
+		switch {
+		case m.inbox != nil: // one inbox gives them all the same answer
+			others -= inboxes[m.operation]
+		case m.runsAgain():
 			others--
 		}
 		m.shared = others > 0
 	}
 }
+
+func (m *method) reconciles() bool { return m.reconcile != nil || m.inbox != nil }
 
 // protects reports whether keyed calls are deduplicated.
 func (m *method) protects() bool {
@@ -165,7 +174,7 @@ func (m *method) protects() bool {
 }
 
 func (m *method) runsAgain() bool {
-	return m.protects() && (m.rerunSafe || m.reconcile != nil)
+	return m.protects() && (m.rerunSafe || m.reconciles())
 }
 
 // method makes one policy: the proto option, overridden by Go options.
@@ -205,7 +214,7 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 		m.errors = m.errors.ErrorsUnknown()
 	}
 	if r, ok := c.reconcilers[name]; ok {
-		m.reconcile, m.basis = r.fn, r.basis
+		m.reconcile, m.inbox, m.basis = r.fn, r.inbox, r.basis
 	}
 	var err error
 	m.allow, err = newAllowList(p.GetReplayHeaders(), p.GetReplayTrailers())
@@ -250,9 +259,9 @@ func (m *method) validate() error {
 		return errors.New("times must not be negative")
 	case m.retention < 0 || m.retention > maxRetention:
 		return fmt.Errorf("retention is %v, up to 400 days are allowed", m.retention)
-	case m.reconcile != nil && m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
+	case m.reconciles() && m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
 		return errors.New("it ignores keys, so its reconciler would never be asked; turn keys on or drop the reconciler")
-	case m.reconcile != nil && m.streaming:
+	case m.reconciles() && m.streaming:
 		return errors.New("a streaming method is never deduplicated, drop its reconciler")
 	}
 	return nil

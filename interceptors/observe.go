@@ -76,7 +76,7 @@ func (s *server) watch(ctx context.Context, m *method, req any) (done func(guard
 func (m *method) shadowEnding(resp any, err error) guard.Ending {
 	completed := err == nil
 	if err != nil {
-		switch m.endingOf(err, guard.LeftClean) {
+		switch endingOf(m.errors, err, guard.LeftClean) {
 		case policy.Completed:
 			completed = true
 		case policy.Released, policy.ReleasedKept:

@@ -37,6 +37,7 @@ func (f serverOption) applyServer(c *serverConfig) error { return f(c) }
 
 type registered struct {
 	fn    ReconcileFunc
+	inbox guard.Reconciler // instead of fn
 	basis dedupv1.Basis
 }
 
@@ -145,12 +146,16 @@ func WithReconciler(fullMethod string, basis dedupv1.Basis, fn ReconcileFunc) Se
 		case !known || basis == dedupv1.Basis_BASIS_UNSPECIFIED:
 			return fmt.Errorf("name what the reconciler of %s rests on: Bounded, Fenced or Inbox", fullMethod)
 		}
-		if _, twice := c.reconcilers[fullMethod]; twice {
-			return fmt.Errorf("%s has two reconcilers, keep one", fullMethod)
-		}
-		c.reconcilers[fullMethod] = registered{fn: fn, basis: basis}
-		return methodName(fullMethod)
+		return c.register(fullMethod, registered{fn: fn, basis: basis})
 	})
+}
+
+func (c *serverConfig) register(fullMethod string, r registered) error {
+	if _, twice := c.reconcilers[fullMethod]; twice {
+		return fmt.Errorf("%s has two reconcilers, keep one", fullMethod)
+	}
+	c.reconcilers[fullMethod] = r
+	return methodName(fullMethod)
 }
 
 // WithMethod overrides the policy of one method, by its full name

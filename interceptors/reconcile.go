@@ -77,13 +77,28 @@ func VerdictStillUnknown() Verdict { return Verdict{} }
 
 var errNoAnswer = errors.New("the reconciler ruled applied without an answer")
 
+// GuardReconciler makes of look what a guard.Call takes, for doors other than
+// gRPC's.
+func GuardReconciler(look func(ctx context.Context, a Attempt) (Verdict, error)) guard.Reconciler {
+	return guardReconciler(look, allowList{}, new(Verdict))
+}
+
 // reconciler adapts fn for one request; what it found stays in found.
 func (m *method) reconciler(req proto.Message, found *Verdict) guard.Reconciler {
+	if m.inbox != nil {
+		return m.inbox
+	}
 	if m.reconcile == nil {
 		return nil
 	}
+	return guardReconciler(func(ctx context.Context, a Attempt) (Verdict, error) {
+		return m.reconcile(ctx, a, req)
+	}, m.allow, found)
+}
+
+func guardReconciler(look func(ctx context.Context, a Attempt) (Verdict, error), allow allowList, found *Verdict) guard.Reconciler {
 	return func(ctx context.Context, a Attempt) (guard.Verdict, error) {
-		v, err := m.reconcile(ctx, a, req)
+		v, err := look(ctx, a)
 		if err != nil {
 			return guard.StillUnknown(), err
 		}
@@ -93,7 +108,7 @@ func (m *method) reconciler(req proto.Message, found *Verdict) guard.Reconciler 
 		if v.resp == nil && v.err == nil {
 			return guard.StillUnknown(), errNoAnswer
 		}
-		o, err := newOutcome(v.resp, v.err, nil, nil, m.allow, a.MaxOutcomeBytes)
+		o, err := newOutcome(v.resp, v.err, nil, nil, allow, a.MaxOutcomeBytes)
 		if err != nil {
 			return guard.StillUnknown(), err
 		}

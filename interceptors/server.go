@@ -63,6 +63,7 @@ type server struct {
 	engine *guard.Engine
 	known  map[string]*method // never written after construction
 	open   seldom.Log         // of calls that ran without protection
+	bare   seldom.Log         // of handlers that left their inbox alone
 }
 
 // policyOf returns the policy of a method that was not linked in: keys are
@@ -200,7 +201,7 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 		return resp, markNested(err)
 	case err != nil:
 		return answer(ctx, nil, refusalStatus(err), nil, trailer)
-	case res.Applied:
+	case res.Applied && k.m.inbox == nil:
 		resp, err := k.reconciled()
 		return answer(ctx, resp, err, nil, trailer)
 	case res.Stored != nil:
@@ -213,6 +214,9 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 // run is the handler as the engine runs it.
 func (k *keyedCall) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	resp, err := k.handler(grpc.NewContextWithServerTransportStream(ctx, k.capture), k.req)
+	if err == nil && k.m.inbox != nil && !guard.IsKeptWithEffect(ctx) {
+		k.s.unmarked(ctx, k.m)
+	}
 	ending, err := k.ending(ctx, resp, err, a)
 	k.resp, k.err = resp, err
 	return ending
@@ -236,7 +240,9 @@ func (k *keyedCall) replay(ctx context.Context, res guard.Result, trailer metada
 		}.err()
 		return answer(ctx, nil, err, nil, trailer)
 	}
-	trailer.Set(TrailerReplayed, "true")
+	if !res.Applied {
+		trailer.Set(TrailerReplayed, "true")
+	}
 	if res.Traceparent != "" {
 		trailer.Set(TrailerTrace, res.Traceparent)
 		k.s.trace.replayed(ctx, res.Traceparent)
@@ -278,7 +284,7 @@ func refusalStatus(err error) error {
 	}
 	made := refusal{
 		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID, entry: r.Entry,
-		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0,
+		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0, age: r.Age,
 	}
 	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
 		made.effect = policy.EffectNone

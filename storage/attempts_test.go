@@ -169,4 +169,10 @@ func TestAGrantTellsTheOnesBeforeIt(t *testing.T) {
 	require.Equal(t, int64(2), l.rec.Grants)
 	require.Equal(t, granted, l.rec.PrevGrant)
 	require.Equal(t, granted.Add(lease), l.rec.RunEnd, "when the last running lease ended")
+	l.want(VerdictOK, release(2, l.rec.Fence, EffectUnknown))
+	require.Equal(t, int64(1), l.rec.Grants, "it only looked")
+	l.grant(3, reconcile(BasisBounded))
+	l.want(VerdictOK, beginRun(3, l.rec.Fence))
+	l.want(VerdictOK, release(3, l.rec.Fence, EffectUnknown))
+	require.Equal(t, int64(2), l.rec.Grants, "it ran")
 }

@@ -12,6 +12,9 @@ const (
 	DefaultLease = 30 * time.Second
 	MinLease     = time.Second
 	MaxLease     = 15 * time.Minute
+	// MaxHandedLease bounds what Extend may ask for: a grant that another process
+	// finishes may last that long.
+	MaxHandedLease = 24 * time.Hour
 
 	DefaultRetention = 7 * 24 * time.Hour
 	MinRetention     = time.Minute
@@ -132,7 +135,7 @@ type Record struct {
 	RunAttempt AttemptID
 	RunEnd     Instant // end of its lease
 
-	Grants    int64   // grants in this life of the record
+	Grants    int64   // in this life of the record; not those released before they ran
 	PrevGrant Instant // time of the grant before the current one
 	CreatedAt Instant
 

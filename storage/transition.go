@@ -242,6 +242,7 @@ func (t *turn) release(q Release) *Record {
 		// It has not begun: nothing of it is on its way, only of the last run.
 		next.release(StateUnknown, q.Effect, q.Note)
 		next.LeaseEnd = next.RunEnd
+		next.Grants-- // they are counted to tell how often the work was tried
 		return next
 	}
 	next.Bound = next.Bound || q.Effect == EffectRepeatable

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,13 +28,21 @@ func TestImportsPointOneWay(t *testing.T) {
 		"github.com/cockroachdb", "github.com/jackc", "cel.dev", "github.com/google/cel-go",
 		"buf.build/go/protovalidate", "github.com/prometheus", "github.com/stretchr",
 	}
+	nats, watermill := "github.com/nats-io", "github.com/ThreeDotsLabs"
+	brokers := []string{nats, watermill}
 	rules := []struct {
 		pkg  string
 		deny []string
 	}{
-		{"/interceptors", heavy},
-		{"/interceptors/guard", heavy},
-		{"/interceptors/policy", heavy},
+		{"/interceptors", slices.Concat(heavy, brokers)},
+		{"/interceptors/guard", slices.Concat(heavy, brokers)},
+		{"/interceptors/policy", slices.Concat(heavy, brokers)},
+		// No broker reaches those who do not import its adapter, and no broker's
+		// server reaches anybody.
+		{"/interceptors/consumer", slices.Concat(heavy, brokers)},
+		{"/interceptors/consumer/jetstream", slices.Concat(heavy, []string{nats + "/nats-server", watermill})},
+		{"/interceptors/consumer/watermill", slices.Concat(heavy, []string{nats})},
+		{"/cmd/dedupd", brokers},
 		{"/server", []string{module + "/storage/", module + "/interceptors", module + "/cmd"}},
 		{"/storage/embedded", []string{module + "/server", module + "/interceptors", module + "/gen", module + "/cmd"}},
 	}

@@ -19,6 +19,10 @@ const (
 	MinLease = time.Second
 	// MaxLease is the longest lease that dedupd grants.
 	MaxLease = 15 * time.Minute
+	// MaxHandedLease is the longest lease of a grant that was handed over.
+	MaxHandedLease = 24 * time.Hour
+	// DefaultHandedLease is the lease that Handoff asks for when it is told none.
+	DefaultHandedLease = time.Hour
 	// DefaultMaxRun is how long a run may take when Call.MaxRun is zero.
 	DefaultMaxRun = 5 * time.Minute
 	// DefaultWait is how long a call waits for somebody else's run when Call.Wait
@@ -144,13 +148,16 @@ type Attempt struct {
 	// Fence grows with every grant of the key. Hand it to resources that refuse
 	// lower ones; compare by order only.
 	Fence int64
-	// EarlierGrants is how many grants of this record came before.
+	// EarlierGrants is how many grants of this record came before. One with which
+	// a reconciler looked and settled nothing does not count.
 	EarlierGrants int64
 	// LastRunEnded is how long ago the last running lease ended, as of the grant;
 	// zero for a first run.
 	LastRunEnded time.Duration
 	// MaxOutcomeBytes is the largest response that dedupd keeps.
 	MaxOutcomeBytes int64
+	// Fingerprints are those of the request.
+	Fingerprints []*dedupv1.Fingerprint
 }
 
 // Run does the work and says how it ended. Its context carries the caller's
@@ -187,6 +194,10 @@ type Result struct {
 	// Traceparent is the trace context of the run that a Stored answer goes back
 	// to; empty where that is not known.
 	Traceparent string
+	// HandedOver: the run's own answer says that the work goes on elsewhere
+	// (Handoff). It is not stored: repeats get IN_PROGRESS, then what the work's
+	// new holder completes it with.
+	HandedOver bool
 }
 
 // recordID is SHA-256 over the identity's parts, each prefixed by its length as

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -291,18 +290,10 @@ func (q *completer) outcomeOf(recordID []byte, fingerprints []*dedupv1.Fingerpri
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.latest[string(recordID)]
-	if l == nil || !l.stands || !sameRequest(l.fingerprints, fingerprints) {
+	if l == nil || !l.stands || !SameRequest(l.fingerprints, fingerprints) {
 		return nil
 	}
 	return l.complete.GetOutcome()
-}
-
-func sameRequest(a, b []*dedupv1.Fingerprint) bool {
-	return slices.ContainsFunc(a, func(x *dedupv1.Fingerprint) bool {
-		return slices.ContainsFunc(b, func(y *dedupv1.Fingerprint) bool {
-			return x.GetVersion() == y.GetVersion() && bytes.Equal(x.GetDigest(), y.GetDigest())
-		})
-	})
 }
 
 // close goes on delivering for up to d, then gives up what is only in memory.

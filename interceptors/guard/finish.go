@@ -41,8 +41,8 @@ func (h *hold) complete(ctx context.Context, o *dedupv1.Outcome) (Result, error)
 	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd did not acknowledge an outcome; trying further in the background",
 		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
 		slog.String("code", status.Code(err).String()))
-	h.completeLater(ctx, req)
-	if h.call.ownAnswerStands() {
+	h.completeLater(ctx, req, o)
+	if h.answerStands(o) {
 		return Result{}, nil
 	}
 	refusal := h.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, err)
@@ -93,10 +93,10 @@ func withoutAnswer(o *dedupv1.Outcome) *dedupv1.Outcome {
 	}}}
 }
 
-func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest) {
+func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest, o *dedupv1.Outcome) {
 	h.e.completer.add(ctx, &letter{
 		recordID: string(h.recordID), operation: h.call.Operation, complete: req,
-		stands: h.call.ownAnswerStands(), fingerprints: h.call.Fingerprints,
+		stands: h.answerStands(o), fingerprints: h.call.Fingerprints,
 	})
 }
 
@@ -130,8 +130,9 @@ func (h *hold) superseded(ctx context.Context) (Result, error) {
 }
 
 // release ends a run without a stored outcome. What cannot be delivered goes on
-// in the background: the caller's answer does not depend on it.
-func (h *hold) release(ctx context.Context, e Ending) {
+// in the background: the caller's answer does not depend on it. gone reports
+// that the record was another holder's by then, or settled.
+func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	req := &dedupv1.ReleaseRequest{
@@ -150,19 +151,20 @@ func (h *hold) release(ctx context.Context, e Ending) {
 	}
 	err := h.e.tell(ctx, send)
 	if reason, _ := reasonOf(err); err == nil || reason == dedupv1.Reason_REASON_STALE_HOLDER {
-		return // a re-sent Release that finds the record gone on has been done
+		return err != nil // which may be our own doing: a re-sent Release that finds the record gone on has been done
 	}
 	if answered(err) && req.GetError() != nil {
 		req.Error, req.Hold = nil, nil // the error itself was refused: release without it
 		err = h.e.tell(ctx, send)
 	}
 	if err == nil || answered(err) {
-		return
+		return false
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
 	h.e.completer.add(ctx, &letter{
 		recordID: string(h.recordID), operation: h.call.Operation, release: req, fingerprints: h.call.Fingerprints,
 	})
+	return false
 }
 
 // giveBack ends a grant under which nothing ran.

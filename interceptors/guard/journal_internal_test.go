@@ -98,8 +98,8 @@ func TestTwoRequestsAreTheSameByAnyVersionThatBothKnow(t *testing.T) {
 	f := func(version uint32, digest string) *dedupv1.Fingerprint {
 		return &dedupv1.Fingerprint{Version: version, Digest: []byte(digest)}
 	}
-	require.True(t, sameRequest([]*dedupv1.Fingerprint{f(1, "a"), f(2, "b")}, []*dedupv1.Fingerprint{f(2, "b"), f(3, "c")}))
-	require.False(t, sameRequest([]*dedupv1.Fingerprint{f(1, "a")}, []*dedupv1.Fingerprint{f(2, "a")}))
-	require.False(t, sameRequest([]*dedupv1.Fingerprint{f(1, "a")}, []*dedupv1.Fingerprint{f(1, "b")}))
-	require.False(t, sameRequest(nil, nil))
+	require.True(t, SameRequest([]*dedupv1.Fingerprint{f(1, "a"), f(2, "b")}, []*dedupv1.Fingerprint{f(2, "b"), f(3, "c")}))
+	require.False(t, SameRequest([]*dedupv1.Fingerprint{f(1, "a")}, []*dedupv1.Fingerprint{f(2, "a")}))
+	require.False(t, SameRequest([]*dedupv1.Fingerprint{f(1, "a")}, []*dedupv1.Fingerprint{f(1, "b")}))
+	require.False(t, SameRequest(nil, nil))
 }
