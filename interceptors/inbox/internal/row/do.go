@@ -73,6 +73,10 @@ func Do[R proto.Message, T Tx](ctx context.Context, begin func(context.Context, 
 			continue // the mark of the next try reads what became of this one
 		case inDoubt:
 			return none, doubtful(ctx, err)
+		case leaseLost(ctx):
+			// Whatever stopped this run, the caller is not to take it for the last word:
+			// somebody else may have the record by now.
+			return none, refuse(ctx, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, settleRetry, err)
 		case t.again && contended(err):
 			return none, &statusError{error: fmt.Errorf("inbox: others were at the same rows %d times, nothing was applied: %w", n, err), code: codes.Aborted}
 		case t.again:
@@ -80,6 +84,11 @@ func Do[R proto.Message, T Tx](ctx context.Context, begin func(context.Context, 
 		}
 		return none, err
 	}
+}
+
+// leaseLost reports that the run has stood still, or been cut off, past its lease.
+func leaseLost(ctx context.Context) bool {
+	return ctx.Err() != nil && errors.Is(context.Cause(ctx), guard.ErrLeaseLost)
 }
 
 // doubtful is the error of a commit that nobody can say anything of.
