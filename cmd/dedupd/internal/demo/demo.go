@@ -14,6 +14,8 @@
 //     replies and cuts connections. Twice the payments service is killed with
 //     SIGKILL and started again, and dedupd once.
 //  4. When every client is done the ledger is read and compared (result.go).
+//  5. RunOutage takes the service down for a while and compares how connections
+//     with and without budget and breaker meet that (outage.go).
 //
 // Processes and files are gone when Run returns, however it returns. The package
 // decides nothing about keys: that is left to dedupd.

@@ -106,6 +106,17 @@ func (r Report) Err() error {
 
 // Write prints the table, what its columns mean, and what it shows.
 func (r Report) Write(w io.Writer) error {
+	t := newTable("run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99")
+	for _, x := range r {
+		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
+	}
+	_, err := fmt.Fprintf(w, "%s\n\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
+	return err
+}
+
+// newTable returns a plain table whose first column is words and whose others are
+// numbers.
+func newTable(headers ...any) table.Writer {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
@@ -113,17 +124,13 @@ func (r Report) Write(w io.Writer) error {
 	t.Style().Box.PaddingLeft = ""
 	t.Style().Box.PaddingRight = "  "
 	t.SuppressTrailingSpaces()
-	t.AppendHeader(table.Row{"run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99"})
-	columns := make([]table.ColumnConfig, 0, 7)
-	for n := 2; n <= 8; n++ {
+	t.AppendHeader(headers)
+	columns := make([]table.ColumnConfig, 0, len(headers))
+	for n := 2; n <= len(headers); n++ {
 		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
-	for _, x := range r {
-		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
-	}
-	_, err := fmt.Fprintf(w, "%s\n\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
-	return err
+	return t
 }
 
 const legend = "charged once, twice, lost: orders with one, several, no charges in the ledger on disk\n" +
