@@ -17,6 +17,8 @@ type demoCmd struct {
 	Loss    float64       `default:"0.2" help:"Share of replies that the network loses, 0 to 0.9; a quarter as many requests are cut off before they arrive."`
 	Seed    uint64        `default:"0" help:"Seed of the faults; 0 takes a new one, which is printed."`
 	Down    time.Duration `default:"3s" help:"How long the service is away in the run with an outage, 1s to 1m; 0 leaves that run out."`
+	Ledger  string        `placeholder:"URL" help:"A PostgreSQL or CockroachDB database, postgres://user@host:port/database, for one more run, whose ledger is there with each charge's key beside it. A schema is made in it and dropped again."`
+	Kills   int           `default:"20" help:"How often the service is killed in the run with --ledger: 1 to 100."`
 	Keep    bool          `help:"Keep the ledgers, logs and dedupd's data, and print where they are."`
 }
 
@@ -42,10 +44,26 @@ func (c *demoCmd) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(results.Write(s.out), results.Err()); err != nil || c.Down == 0 {
+	err = errors.Join(results.Write(s.out), results.Err())
+	if err == nil && c.Down != 0 {
+		err = c.outage(ctx, s, config)
+	}
+	if err == nil && c.Ledger != "" {
+		err = c.inbox(ctx, s, config)
+	}
+	return err
+}
+
+// inbox does the run whose ledger is in a database.
+func (c *demoCmd) inbox(ctx context.Context, s streams, config demo.Config) error {
+	if _, err := fmt.Fprintln(s.out); err != nil {
 		return err
 	}
-	return c.outage(ctx, s, config)
+	results, err := demo.RunInbox(ctx, config, c.Ledger, c.Kills)
+	if err != nil {
+		return err
+	}
+	return errors.Join(results.Write(s.out), results.Err())
 }
 
 // outage does the run in which the service is down for a while.
@@ -70,12 +88,13 @@ func (c *demoCmd) Validate() error {
 
 // demoPaymentsCmd is one of the demo's processes.
 type demoPaymentsCmd struct {
-	Listen string `required:"" help:"Where gRPC listens."`
-	Ledger string `required:"" type:"path" help:"File that charges are written to."`
-	Dedupd string `help:"gRPC address of dedupd; empty runs the handler for every request."`
+	Listen   string `required:"" help:"Where gRPC listens."`
+	Ledger   string `type:"path" xor:"ledger" required:"" help:"File that charges are written to."`
+	Database string `xor:"ledger" required:"" help:"URL of the database that charges are written to."`
+	Dedupd   string `help:"gRPC address of dedupd; empty runs the handler for every request."`
 }
 
 // Run serves until it is told to stop.
 func (c *demoPaymentsCmd) Run(ctx context.Context) error {
-	return demo.ServePayments(ctx, demo.PaymentsConfig{Listen: c.Listen, Ledger: c.Ledger, Dedupd: c.Dedupd})
+	return demo.ServePayments(ctx, demo.PaymentsConfig{Listen: c.Listen, Ledger: c.Ledger, Database: c.Database, Dedupd: c.Dedupd})
 }

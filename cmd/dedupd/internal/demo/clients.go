@@ -116,7 +116,7 @@ func dialOptions(mode Mode) ([]grpc.DialOption, error) {
 		return append(common, grpc.WithDisableRetry()), nil
 	case PlainRetries:
 		return append(common, grpc.WithDefaultServiceConfig(plainRetries)), nil
-	case Protected:
+	case Protected, WithInbox:
 		protected, err := protectedClient()
 		return append(common, protected...), err
 	}

@@ -91,9 +91,19 @@ func (r Report) Of(mode Mode) (Result, bool) {
 	return r[i], true
 }
 
+// promised returns the result of the run through dedupd; a report has one.
+func (r Report) promised() (Result, bool) {
+	for _, x := range r {
+		if x.Mode.promises() {
+			return x, true
+		}
+	}
+	return Result{}, false
+}
+
 // Err is nil exactly if the protected run charged every order once.
 func (r Report) Err() error {
-	p, ok := r.Of(Protected)
+	p, ok := r.promised()
 	switch {
 	case !ok:
 		return errors.New("the run with dedupd did not take place")
@@ -168,7 +178,7 @@ func (r Report) findings() []string {
 			out = append(out, "plain retries charged nothing twice this time: too few replies were lost to show it; raise --loss or --orders")
 		}
 	}
-	if x, ok := r.Of(Protected); ok && x.Exact() {
+	if x, ok := r.promised(); ok && x.Exact() {
 		out = append(out, fmt.Sprintf("with dedupd every one of %d orders was charged exactly once, and every client was told of its charge", x.Asked))
 	}
 	return out
