@@ -91,8 +91,8 @@ func TestInboxSettlesEveryCrashAndPauseByItself(t *testing.T) {
 	for i, c := range cases {
 		go func() { retries[i] <- chargeOrder(ctx, m.other, c.name()) }()
 	}
-	for i, c := range cases {
-		t.Run(c.name(), func(t *testing.T) { //nolint:paralleltest // the cases were run at once, what is left is to look
+	for i, c := range cases { //nolint:paralleltest // the cases were run at once, what is left is to look
+		t.Run(c.name(), func(t *testing.T) {
 			retry := <-retries[i]
 			require.NoError(t, retry.err, "the retry is answered, nobody had to help")
 			first := harmed[i].over()

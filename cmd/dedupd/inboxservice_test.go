@@ -58,10 +58,15 @@ func (c *checkpoint) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.
 	session := conn.PgConn().CustomData()
 	point := ""
 	for _, known := range [][2]string{
-		{"begin isolation level read committed", "plant's begin"}, {"begin", "begin"},
-		{"SET LOCAL lock_timeout", "plant's settings"}, {"SET LOCAL idle", "settings"},
-		{"/* dedupd inbox planted", "plant"}, {"/* dedupd inbox marked", "mark"},
-		{"INSERT INTO charges", "effect"}, {"/* dedupd inbox done", "done"}, {"commit", "commit"},
+		{"begin isolation level read committed", "plant's begin"},
+		{"begin", "begin"},
+		{"SET LOCAL lock_timeout", "plant's settings"},
+		{"SET LOCAL idle", "settings"},
+		{"/* dedupd inbox planted", "plant"},
+		{"/* dedupd inbox marked", "mark"},
+		{"INSERT INTO charges", "effect"},
+		{"/* dedupd inbox done", "done"},
+		{"commit", "commit"},
 	} {
 		if strings.HasPrefix(q.SQL, known[0]) {
 			point = known[1]

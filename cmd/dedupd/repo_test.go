@@ -33,6 +33,7 @@ func TestImportsPointOneWay(t *testing.T) {
 	}{
 		{"/interceptors", heavy},
 		{"/interceptors/guard", heavy},
+		{"/interceptors/inbox", heavy},
 		{"/interceptors/policy", heavy},
 		{"/server", []string{module + "/storage/", module + "/interceptors", module + "/cmd"}},
 		{"/storage/embedded", []string{module + "/server", module + "/interceptors", module + "/gen", module + "/cmd"}},

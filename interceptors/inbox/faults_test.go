@@ -62,7 +62,7 @@ func (t *faultyTx) Commit(ctx context.Context) error {
 	case committed:
 		return errors.Join(t.Tx.Commit(ctx), fault)
 	}
-	return errors.Join(t.Tx.Rollback(ctx), fault)
+	return errors.Join(t.Rollback(ctx), fault)
 }
 
 func code(sqlState string) error { return &pgconn.PgError{Code: sqlState, Message: "as injected"} }
@@ -165,6 +165,7 @@ func TestFaultsBeforeTheCommitAreTriedAgain(t *testing.T) {
 func TestATransactionThatTakesTooLongIsRolledBack(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		ctx, err := inbox.WithLocal(t.Context(), localRecord("slow"))
 		require.NoError(t, err)
 		_, err = d.do(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
@@ -204,6 +205,7 @@ func TestAClosureThatRunsTwiceHasOneEffect(t *testing.T) {
 		require.Equal(t, "done", d.rowState(t))
 	}
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		check(t, d, func(ctx context.Context, ran *int) (*receipt, error) { return d.do(ctx, once(ran)) })
 	})
 	t.Run("cockroach-go over pgx", func(t *testing.T) {
@@ -278,6 +280,7 @@ func TestConcurrentRunsOfAKeyHaveOneEffectAtEveryIsolationLevel(t *testing.T) {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			drivers(t, func(t *testing.T, d *driver) {
+				t.Helper()
 				ctx, err := inbox.WithLocal(t.Context(), localRecord("hot"))
 				require.NoError(t, err)
 				const runs = 8

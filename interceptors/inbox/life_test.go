@@ -69,11 +69,12 @@ func TestAnInterruptedRunThatDidNotCommitRunsAgain(t *testing.T) {
 			t.Parallel()
 			drivers(t, func(t *testing.T, d *driver) {
 				world := startDedupd(t)
+				p := world.process(t)
 				ended := make(chan struct{})
 				go func() { // a panic or a Goexit ends it
 					defer close(ended)
 					defer func() { _ = recover() }()
-					_, err := handle(t.Context(), world.process(t), call(d), func(ctx context.Context) (*receipt, error) {
+					_, err := handle(t.Context(), p, call(d), func(ctx context.Context) (*receipt, error) {
 						return d.do(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
 							r, err := charge(ctx, exec)
 							return r, errors.Join(err, end(ctx, exec))
@@ -172,17 +173,28 @@ func TestTheFirstCallerIsAnsweredWhenDedupdIsAway(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
 		world := startDedupd(t)
-		p := world.process(t)
+		delivered, superseded := make(chan struct{}), false
+		p := world.observed(t, guard.Observer{
+			Pending: func(messages int, _ int64) {
+				if messages == 0 {
+					close(delivered)
+				}
+			},
+			Superseded: func(string) { superseded = true },
+		})
 		first, err := handle(t.Context(), p, call(d), func(ctx context.Context) (*receipt, error) {
 			r, err := d.do(ctx, charge)
 			world.cut("Complete", "Extend")
 			return r, err
 		})
 		require.NoError(t, err)
-		world.cut("Extend")
-		again, err := handle(t.Context(), world.process(t), call(d), charging(d))
+		another := &dedupd{cc: world.cc} // a process that dedupd is not away for
+		again, err := handle(t.Context(), another.process(t), call(d), charging(d))
 		require.NoError(t, err)
+		world.cut()
 		require.Equal(t, first.GetChargeId(), again.GetChargeId())
+		<-delivered
+		require.False(t, superseded)
 		require.Equal(t, []string{first.GetChargeId()}, d.effects(t))
 	})
 }
@@ -262,6 +274,6 @@ func TestAReconcilerDoesNotWaitForeverForATransactionInFlight(t *testing.T) {
 		require.NoError(t, tx.Commit(t.Context()))
 		again, err := handle(t.Context(), world.process(t), call(d), charging(d))
 		require.NoError(t, err)
-		require.Equal(t, d.effects(t), []string{again.GetChargeId()})
+		require.Equal(t, []string{again.GetChargeId()}, d.effects(t))
 	})
 }

@@ -196,7 +196,12 @@ func (d *dedupd) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.Ca
 // process is a service's process: an engine of its own.
 func (d *dedupd) process(t *testing.T) *guard.Engine {
 	t.Helper()
-	e, err := guard.New(guard.Config{Dedup: dedupv1.NewDedupServiceClient(d), Namespace: "shop", CloseTime: time.Millisecond})
+	return d.observed(t, guard.Observer{})
+}
+
+func (d *dedupd) observed(t *testing.T, o guard.Observer) *guard.Engine {
+	t.Helper()
+	e, err := guard.New(guard.Config{Dedup: dedupv1.NewDedupServiceClient(d), Namespace: "shop", Observer: o, CloseTime: time.Millisecond})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	return e
