@@ -129,6 +129,25 @@ func TestALostCommitThatCannotBeReadIsUnknown(t *testing.T) {
 	require.ErrorIs(t, err, inbox.ErrOutcomeUnknown)
 }
 
+// B02: the next try has taken the row, so the lost commit did not happen: what that
+// try says is known.
+func TestALostCommitThatDidNotHappenLeavesNoDoubt(t *testing.T) {
+	t.Parallel()
+	d := openDriver(t, true)
+	ctx, err := inbox.WithLocal(t.Context(), localRecord("4471"))
+	require.NoError(t, err)
+	f, ran := &faulty{Pool: d.pool, commit: func(int) (error, bool) { return io.ErrUnexpectedEOF, false }}, 0
+	_, err = doOver(f)(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
+		if ran++; ran == 2 {
+			return nil, errDied
+		}
+		return charge(ctx, exec)
+	})
+	require.ErrorIs(t, err, errDied)
+	require.NotErrorIs(t, err, inbox.ErrOutcomeUnknown)
+	require.Empty(t, d.effects(t))
+}
+
 // B02 B06: what is refused before anything is committed is tried again, five times in
 // all, and then has a code that says that nothing was applied.
 func TestFaultsBeforeTheCommitAreTriedAgain(t *testing.T) {
@@ -166,16 +185,18 @@ func TestATransactionThatTakesTooLongIsRolledBack(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
 		t.Helper()
-		ctx, err := inbox.WithLocal(t.Context(), localRecord("slow"))
+		local, err := inbox.WithLocal(t.Context(), localRecord("slow"))
 		require.NoError(t, err)
-		_, err = d.do(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
-			r, err := charge(ctx, exec)
-			require.NoError(t, err)
-			<-ctx.Done()
-			return r, nil // it does not even look
-		}, inbox.MaxTime(200*time.Millisecond))
-		require.ErrorIs(t, err, inbox.ErrTooLong)
-		require.Equal(t, codes.FailedPrecondition, status.Code(err))
+		for _, ctx := range []context.Context{local, t.Context()} {
+			_, err = d.do(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
+				r, err := charge(ctx, exec)
+				require.NoError(t, err)
+				<-ctx.Done()
+				return r, nil // it does not even look
+			}, inbox.MaxTime(200*time.Millisecond), inbox.AllowUnkeyed())
+			require.ErrorIs(t, err, inbox.ErrTooLong)
+			require.Equal(t, codes.FailedPrecondition, status.Code(err))
+		}
 		require.Empty(t, d.effects(t))
 		require.Empty(t, d.rowState(t))
 	})

@@ -122,6 +122,13 @@ func TestTheInboxsRefusalsReachTheCaller(t *testing.T) {
 			reason, ok := interceptors.ReasonOf(err)
 			require.True(t, ok, "%v", err)
 			require.Equal(t, dedupv1.Reason_REASON_KEY_REUSED, reason)
+			found, err := dedupv1.NewDedupServiceClient(world).Lookup(t.Context(), &dedupv1.LookupRequest{
+				Record: &dedupv1.LookupRequest_Identity{Identity: &dedupv1.Identity{
+					Namespace: "shop", Operation: demov1.PaymentsService_Charge_FullMethodName, Key: []byte("order 4471"),
+				}},
+			})
+			require.NoError(t, err)
+			require.Equal(t, dedupv1.State_STATE_RELEASED, found.GetRecord().GetState())
 		}
 		first, err := ask(t.Context(), client, 1200)
 		require.Error(t, err, "dedupd holds the fingerprint of a corrected request against the late original")
