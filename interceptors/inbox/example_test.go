@@ -97,7 +97,7 @@ func ExampleWithLocal() {
 
 // The table.
 func ExampleSchema() {
-	fmt.Println(inbox.Schema()[0]) //nolint:forbidigo // the output is the example
+	fmt.Println(inbox.Schema()[0])
 	// Output:
 	// CREATE TABLE IF NOT EXISTS dedupd_inbox (
 	// 	record_id    BYTEA       NOT NULL PRIMARY KEY,

@@ -69,6 +69,7 @@ func ask(ctx context.Context, client demov1.PaymentsServiceClient, amount int64,
 func TestAMethodWithAnInboxIsReconciledByItself(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world, log := startDedupd(t), &bytes.Buffer{}
 		var first *receipt
 		dying := d.serve(t, world, log, func(ctx context.Context) (*receipt, error) {
@@ -92,6 +93,7 @@ func TestAMethodWithAnInboxIsReconciledByItself(t *testing.T) {
 func TestTheCallerIsAnsweredThoughDedupdWentAwayInTheRun(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world, log := startDedupd(t), &bytes.Buffer{}
 		client := d.serve(t, world, log, func(ctx context.Context) (*receipt, error) {
 			world.cut("Complete", "Extend")
@@ -109,6 +111,7 @@ func TestTheCallerIsAnsweredThoughDedupdWentAwayInTheRun(t *testing.T) {
 func TestTheInboxsRefusalsReachTheCaller(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world, log := startDedupd(t), &bytes.Buffer{}
 		mistaken := d.serve(t, world, log, func(ctx context.Context) (*receipt, error) {
 			_, _ = d.do(ctx, charge)
