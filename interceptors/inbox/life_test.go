@@ -21,6 +21,7 @@ var errDied = errors.New("the process died here")
 func TestKeyAndEffectCommitTogether(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		first, err := handle(t.Context(), world.process(t), call(d), charging(d))
 		require.NoError(t, err)
@@ -36,6 +37,7 @@ func TestKeyAndEffectCommitTogether(t *testing.T) {
 func TestAnInterruptedRunThatCommittedIsAnsweredFromItsRow(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		var first *receipt
 		_, err := handle(t.Context(), world.process(t), call(d), func(ctx context.Context) (*receipt, error) {
@@ -68,6 +70,7 @@ func TestAnInterruptedRunThatDidNotCommitRunsAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			drivers(t, func(t *testing.T, d *driver) {
+				t.Helper()
 				world := startDedupd(t)
 				p := world.process(t)
 				ended := make(chan struct{})
@@ -97,6 +100,7 @@ func TestAnInterruptedRunThatDidNotCommitRunsAgain(t *testing.T) {
 func TestAPausedHolderFindsTheLaterOnesAnswer(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		var second *receipt
 		first, err := handle(t.Context(), world.process(t), call(d), func(ctx context.Context) (*receipt, error) {
@@ -117,6 +121,7 @@ func TestAPausedHolderFindsTheLaterOnesAnswer(t *testing.T) {
 func TestAPausedHolderIsShutOutByAPlantedFence(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		_, err := handle(t.Context(), world.process(t), call(d), func(ctx context.Context) (*receipt, error) {
 			world.cut("Extend")
@@ -146,6 +151,7 @@ func unstoppable(ctx context.Context) context.Context { return context.WithoutCa
 func TestARowOfAnotherRequestIsNeverTheAnswer(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		var first *receipt
 		_, err := handle(t.Context(), world.process(t), call(d), func(ctx context.Context) (*receipt, error) {
@@ -172,6 +178,7 @@ func TestARowOfAnotherRequestIsNeverTheAnswer(t *testing.T) {
 func TestTheFirstCallerIsAnsweredWhenDedupdIsAway(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		delivered, superseded := make(chan struct{}), false
 		p := world.observed(t, guard.Observer{
@@ -203,6 +210,7 @@ func TestTheFirstCallerIsAnsweredWhenDedupdIsAway(t *testing.T) {
 func TestAnAnswerThatTheRowDoesNotHoldIsWithheld(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		for _, handler := range []func(ctx context.Context) (*receipt, error){
 			func(context.Context) (*receipt, error) { return &receipt{ChargeId: "unmarked"}, nil },
 			func(ctx context.Context) (*receipt, error) {
@@ -251,6 +259,7 @@ func TestARowThatWasMarkedAndNotDoneIsHeldForAnOperator(t *testing.T) {
 func TestAReconcilerDoesNotWaitForeverForATransactionInFlight(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		conn, err := d.pool.Acquire(t.Context())
 		require.NoError(t, err)

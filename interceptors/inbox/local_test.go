@@ -25,6 +25,7 @@ func localRecord(key string) inbox.Local {
 func TestWithoutDedupdTheRowAloneKeepsThePromise(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		ctx, err := inbox.WithLocal(t.Context(), localRecord("4471"))
 		require.NoError(t, err)
 		_, err = d.do(ctx, func(ctx context.Context, exec exec) (*receipt, error) {
@@ -53,6 +54,7 @@ func TestWithoutDedupdTheRowAloneKeepsThePromise(t *testing.T) {
 func TestAJobThatIsRetriedSendsEachItemOnce(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		fails := 1
 		job := func() error {
 			for n := range 10 {
@@ -82,6 +84,7 @@ func TestAJobThatIsRetriedSendsEachItemOnce(t *testing.T) {
 func TestAContextWithoutARecordIsRefused(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		_, err := d.do(t.Context(), charge)
 		require.ErrorIs(t, err, inbox.ErrNoRecord)
 		require.Empty(t, d.effects(t))
@@ -153,6 +156,7 @@ func TestALocalRecordMustBeComplete(t *testing.T) {
 func TestAnAnswerThatIsTooLargeIsNotKept(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		ctx, err := inbox.WithLocal(t.Context(), localRecord("large"))
 		require.NoError(t, err)
 		large := func(ctx context.Context, exec exec) (*receipt, error) {
@@ -174,6 +178,7 @@ func TestAnAnswerThatIsTooLargeIsNotKept(t *testing.T) {
 func TestCleanUpFollowsTheEndsOfTheRecords(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		world := startDedupd(t)
 		c := d.cleaner(inbox.CleanerConfig{Dedup: dedupv1.NewDedupServiceClient(world)})
 		local := d.cleaner(inbox.CleanerConfig{})
@@ -226,6 +231,7 @@ func TestCleanUpFollowsTheEndsOfTheRecords(t *testing.T) {
 func TestCleanUpKeepsARowThatDedupdDoesNotSpeakOf(t *testing.T) {
 	t.Parallel()
 	drivers(t, func(t *testing.T, d *driver) {
+		t.Helper()
 		_, err := handle(t.Context(), startDedupd(t).process(t), call(d), charging(d))
 		require.NoError(t, err)
 		_, err = d.pool.Exec(t.Context(), "UPDATE dedupd_inbox SET due_at = now() - interval '1 second'")
