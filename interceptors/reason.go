@@ -2,6 +2,7 @@ package interceptors
 
 import (
 	"encoding/hex"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +41,8 @@ type refusal struct {
 	hint       bool
 	// field, for INVALID_ARGUMENT, becomes a BadRequest violation.
 	field string
+	// age, if more than zero, is how long ago the run began that has the key.
+	age time.Duration
 	// effect is told where the reason alone does not tell what is left behind.
 	effect policy.Effect
 }
@@ -79,6 +82,9 @@ func (r refusal) err() error {
 	if len(r.record) > 0 {
 		digits := hex.EncodeToString(r.record)
 		info.Metadata[policy.MetaRecord] = digits[:min(len(digits), recordDigits)]
+	}
+	if r.age > 0 {
+		info.Metadata[policy.MetaAge] = strconv.FormatInt(int64(r.age/time.Second), 10) + "s"
 	}
 	if r.effect != policy.EffectAsTable {
 		info.Metadata[policy.MetaEffect] = r.effect.String()

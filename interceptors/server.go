@@ -268,7 +268,7 @@ func refusalStatus(err error) error {
 	}
 	made := refusal{
 		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID,
-		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0,
+		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0, age: r.Age,
 	}
 	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
 		made.effect = policy.EffectNone

@@ -289,13 +289,19 @@ func TestMalformedInputIsRefusedWithItsField(t *testing.T) {
 		"long digest":     {"fingerprints[0].digest", reserve(func(r *dedupv1.ReserveRequest) { r.Fingerprints[0].Digest = make([]byte, 65) })},
 		"short lease":     {"lease", reserve(func(r *dedupv1.ReserveRequest) { r.Lease = durationpb.New(time.Millisecond) })},
 		"long lease":      {"lease", reserve(func(r *dedupv1.ReserveRequest) { r.Lease = durationpb.New(16 * time.Minute) })},
-		"long wait":       {"wait", reserve(func(r *dedupv1.ReserveRequest) { r.Wait = durationpb.New(31 * time.Second) })},
-		"unknown enum":    {"on_unknown", reserve(func(r *dedupv1.ReserveRequest) { r.OnUnknown = 99 })},
-		"no basis":        {"", reserve(func(r *dedupv1.ReserveRequest) { r.OnUnknown = dedupv1.OnUnknown_ON_UNKNOWN_RECONCILE })},
-		"no fence":        {"fence", complete(func(r *dedupv1.CompleteRequest) { r.Fence = 0 })},
-		"no outcome":      {"outcome", complete(func(r *dedupv1.CompleteRequest) { r.Outcome = nil })},
-		"status bytes":    {"outcome.status", complete(func(r *dedupv1.CompleteRequest) { r.Outcome.Status = badStatus })},
-		"long retention":  {"retention", complete(func(r *dedupv1.CompleteRequest) { r.Retention = durationpb.New(401 * 24 * time.Hour) })},
+		"long extension": {"lease", func(ctx context.Context, b *bundle) error {
+			_, err := b.dedup.Extend(ctx, &dedupv1.ExtendRequest{
+				Identity: identity(), AttemptId: attempt(1), Fence: 1, Lease: durationpb.New(storage.MaxHandedLease + 1),
+			})
+			return err
+		}},
+		"long wait":      {"wait", reserve(func(r *dedupv1.ReserveRequest) { r.Wait = durationpb.New(31 * time.Second) })},
+		"unknown enum":   {"on_unknown", reserve(func(r *dedupv1.ReserveRequest) { r.OnUnknown = 99 })},
+		"no basis":       {"", reserve(func(r *dedupv1.ReserveRequest) { r.OnUnknown = dedupv1.OnUnknown_ON_UNKNOWN_RECONCILE })},
+		"no fence":       {"fence", complete(func(r *dedupv1.CompleteRequest) { r.Fence = 0 })},
+		"no outcome":     {"outcome", complete(func(r *dedupv1.CompleteRequest) { r.Outcome = nil })},
+		"status bytes":   {"outcome.status", complete(func(r *dedupv1.CompleteRequest) { r.Outcome.Status = badStatus })},
+		"long retention": {"retention", complete(func(r *dedupv1.CompleteRequest) { r.Retention = durationpb.New(401 * 24 * time.Hour) })},
 		"large response": {"outcome.response.value", complete(func(r *dedupv1.CompleteRequest) {
 			r.Outcome.GetResponse().Value = make([]byte, storage.DefaultMaxOutcome+1)
 		})},

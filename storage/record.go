@@ -12,6 +12,9 @@ const (
 	DefaultLease = 30 * time.Second
 	MinLease     = time.Second
 	MaxLease     = 15 * time.Minute
+	// MaxHandedLease bounds what Extend may ask for: a grant that another process
+	// finishes may last that long.
+	MaxHandedLease = 24 * time.Hour
 
 	DefaultRetention = 7 * 24 * time.Hour
 	MinRetention     = time.Minute

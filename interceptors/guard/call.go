@@ -19,6 +19,10 @@ const (
 	MinLease = time.Second
 	// MaxLease is the longest lease that dedupd grants.
 	MaxLease = 15 * time.Minute
+	// MaxHandedLease is the longest lease of a grant that was handed over.
+	MaxHandedLease = 24 * time.Hour
+	// DefaultHandedLease is the lease that Handoff asks for when it is told none.
+	DefaultHandedLease = time.Hour
 	// DefaultMaxRun is how long a run may take when Call.MaxRun is zero.
 	DefaultMaxRun = 5 * time.Minute
 	// DefaultWait is how long a call waits for somebody else's run when Call.Wait
@@ -174,6 +178,10 @@ type Result struct {
 	RecordID []byte
 	// Ends tells how long the record lasts; nil where it is not completed.
 	Ends *dedupv1.Ends
+	// HandedOver: the run's own answer says that the work goes on elsewhere
+	// (Handoff). It is not stored: repeats get IN_PROGRESS, then what the work's
+	// new holder completes it with.
+	HandedOver bool
 }
 
 // recordID is SHA-256 over the identity's parts, each prefixed by its length as

@@ -25,6 +25,9 @@
 //     into a journal on disk if there is one; repeats that meet this process are
 //     answered from there where dedupd alone would have to say unknown.
 //
+// Work that another process finishes is handed over by Handoff: its token is all
+// that Resume needs there.
+//
 // What it does not do: it never guesses an outcome and never runs work without a
 // durable grant.
 package guard

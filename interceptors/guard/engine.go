@@ -269,13 +269,16 @@ func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 	defer func() {
 		// A panic, or a handler that ended its goroutine: it goes on its way, but
 		// first it is on record that nobody knows what was applied.
-		if !ended {
+		if !ended && !h.handed.Load() {
 			h.release(ctx, Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: "the handler panicked"})
 		}
 	}()
 	ending := run(ctx, h.attempt())
 	ended = true
 	h.ran.Store(true)
+	if h.handed.Load() {
+		return h.handedOver(ending)
+	}
 	if ending.Outcome == nil {
 		h.release(ctx, ending)
 		return Result{}, nil

@@ -130,8 +130,9 @@ func (h *hold) superseded(ctx context.Context) (Result, error) {
 }
 
 // release ends a run without a stored outcome. What cannot be delivered goes on
-// in the background: the caller's answer does not depend on it.
-func (h *hold) release(ctx context.Context, e Ending) {
+// in the background: the caller's answer does not depend on it. gone reports
+// that the record was another holder's by then, or settled.
+func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	req := &dedupv1.ReleaseRequest{
@@ -150,19 +151,20 @@ func (h *hold) release(ctx context.Context, e Ending) {
 	}
 	err := h.e.tell(ctx, send)
 	if reason, _ := reasonOf(err); err == nil || reason == dedupv1.Reason_REASON_STALE_HOLDER {
-		return // a re-sent Release that finds the record gone on has been done
+		return err != nil // which may be our own doing: a re-sent Release that finds the record gone on has been done
 	}
 	if answered(err) && req.GetError() != nil {
 		req.Error, req.Hold = nil, nil // the error itself was refused: release without it
 		err = h.e.tell(ctx, send)
 	}
 	if err == nil || answered(err) {
-		return
+		return false
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
 	h.e.completer.add(ctx, &letter{
 		recordID: string(h.recordID), operation: h.call.Operation, release: req, fingerprints: h.call.Fingerprints,
 	})
+	return false
 }
 
 // giveBack ends a grant under which nothing ran.

@@ -19,8 +19,10 @@ type hold struct {
 	fence     int64
 	mode      dedupv1.Mode // RUN from BeginRun on
 	grant     *dedupv1.Granted
+	since     time.Time // when the grant was asked for
 	skew      time.Duration
 	ran       atomic.Bool                     // the run has ended: losing the lease harms nothing
+	handed    atomic.Bool                     // over to another process: how the run ends settles nothing
 	told      sync.Once                       // that the lease was lost
 	kept      atomic.Pointer[dedupv1.Outcome] // by the effect's own resource
 
@@ -37,7 +39,7 @@ func (w *work) granted(g *dedupv1.Granted, attemptID []byte, sent time.Time) *ho
 		return nil
 	}
 	h := &hold{
-		work: w, attemptID: attemptID, fence: g.GetFence(), mode: g.GetMode(), grant: g,
+		work: w, attemptID: attemptID, fence: g.GetFence(), mode: g.GetMode(), grant: g, since: sent,
 		skew: g.GetSkew().AsDuration(),
 	}
 	h.renew(sent, g.GetLeaseLeft())
@@ -87,9 +89,14 @@ func (h *hold) fits(ctx context.Context) bool {
 func (h *hold) extend(ctx context.Context, timeout time.Duration) error {
 	try, cancel := trying(ctx, timeout)
 	defer cancel()
+	return h.extendBy(try, h.call.Lease)
+}
+
+// extendBy asks once for a lease that lasts so long from now.
+func (h *hold) extendBy(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
-	resp, err := h.e.dedup.Extend(try, &dedupv1.ExtendRequest{
-		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence, Lease: durationpb.New(h.call.Lease),
+	resp, err := h.e.dedup.Extend(ctx, &dedupv1.ExtendRequest{
+		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence, Lease: durationpb.New(lease),
 	})
 	if err == nil {
 		h.renew(sent, resp.GetLeaseLeft())

@@ -36,6 +36,9 @@ type RefusalError struct {
 	RecordID  []byte
 	// RetryAfter is when asking again may help; zero: waiting does not help.
 	RetryAfter time.Duration
+	// Age is how long ago the run began that has the key, with IN_PROGRESS where
+	// dedupd told it; else zero.
+	Age time.Duration
 	// Unreached: dedupd said nothing at all of the key, and neither does this
 	// process know of a run under it. A policy that fails open may run the work
 	// now, unprotected.

@@ -108,7 +108,9 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 					continue
 				}
 				w.disown(ctx, attemptID, unread)
-				return nil, nil, w.refuse(dedupv1.Reason_REASON_IN_PROGRESS, retry, nil)
+				refusal := w.refuse(dedupv1.Reason_REASON_IN_PROGRESS, retry, nil)
+				refusal.Age = a.InProgress.GetAge().AsDuration()
+				return nil, nil, refusal
 			}
 			err = errUnreadable
 		} else if answered(err) {

@@ -22,6 +22,9 @@ const (
 	// hexadecimal digits of the record id.
 	MetaOperation = "operation"
 	MetaRecord    = "record"
+	// MetaAge is how long ago the run began that has the key, with IN_PROGRESS: as
+	// protobuf writes durations in JSON, in whole seconds ("93s").
+	MetaAge = "age"
 	// MetaNested is "true" on a refusal that a handler hands on from further
 	// down: it says nothing about the call that returned it.
 	MetaNested = "nested"

@@ -104,6 +104,14 @@ func (m *mirror) lease() time.Duration {
 	return rapid.SampledFrom([]time.Duration{0, storage.MinLease, time.Minute, storage.MaxLease}).Draw(m.T, "lease")
 }
 
+// extension is what an Extend may ask for: a grant that is handed over lasts longer.
+func (m *mirror) extension() time.Duration {
+	if rapid.IntRange(0, 4).Draw(m.T, "handed over") == 0 {
+		return storage.MaxHandedLease
+	}
+	return m.lease()
+}
+
 func (m *mirror) outcome() *storage.Outcome {
 	return rapid.SampledFrom([]*storage.Outcome{success("x"), success("y"), failure(9), {}}).Draw(m.T, "outcome")
 }
@@ -150,7 +158,7 @@ func (m *mirror) release(*rapid.T) {
 func (m *mirror) extend(*rapid.T) {
 	m.call(func(ctx context.Context, id storage.Identity, row *storage.Record) (storage.Request, storage.Answer, error) {
 		a, fence := m.holder(row)
-		q := storage.Extend{Attempt: a, Fence: fence, Lease: m.lease()}
+		q := storage.Extend{Attempt: a, Fence: fence, Lease: m.extension()}
 		ans, err := m.f.Store.Extend(ctx, id.RecordID(), q)
 		return q, ans, err
 	})

@@ -1685,7 +1685,9 @@ type ExtendRequest struct {
 	AttemptId []byte `protobuf:"bytes,2,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
 	// The grant's fence.
 	Fence int64 `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`
-	// Lease counted from now: 1 s - 15 min; absent or zero means 30 s.
+	// Lease counted from now: 1 s - 24 h; absent or zero means 30 s. More than the
+	// 15 min that a Reserve may ask for is for a grant that is handed over to
+	// another process: nobody else can have the key before it ends.
 	Lease         *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2405,7 +2407,7 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"attempt_id\x18\x02 \x01(\fB\a\xbaH\x04z\x02h\x10R\tattemptId\x12\x1d\n" +
 	"\x05fence\x18\x03 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\x05fence\x12\xcf\x01\n" +
 	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x9d\x01\xbaH\x99\x01\xba\x01\x95\x01\n" +
-	"\vlease.range\x127lease must be 1s to 15m, or zero for the default of 30s\x1aMthis == duration('0s') || (this >= duration('1s') && this <= duration('15m'))R\x05lease\"J\n" +
+	"\vlease.range\x127lease must be 1s to 24h, or zero for the default of 30s\x1aMthis == duration('0s') || (this >= duration('1s') && this <= duration('24h'))R\x05lease\"J\n" +
 	"\x0eExtendResponse\x128\n" +
 	"\n" +
 	"lease_left\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\"\xb4\x03\n" +
