@@ -92,3 +92,35 @@ func TestRequestsAreComparedByDedupdsOwnRule(t *testing.T) {
 	require.False(t, guard.SameRequest(f(1, "a", "c", false), f(1, "b", "c", false)))
 	require.False(t, guard.SameRequest(f(1, "a", "", true), f(1, "b", "", true)))
 }
+
+// A run that stood still gives the later one's answer, not an error of its own that
+// its caller would take for the last word.
+func TestARunThatWasOvertakenDoesNotGiveItsOwnError(t *testing.T) {
+	t.Parallel()
+	for name, later := range map[string]guard.Ending{
+		"the later one completed":   {Outcome: answerOf("later")},
+		"the later one cannot tell": {Effect: dedupv1.Effect_EFFECT_UNKNOWN},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				call := reconciling(dedupv1.Basis_BASIS_INBOX, guard.NotApplied(), nil)
+				w.on("Extend", always(fault{err: errCut}))
+				_, other := w.join(t, guard.Observer{})
+				res, err := w.engine.Do(t.Context(), call, func(ctx context.Context, _ guard.Attempt) guard.Ending {
+					<-ctx.Done()
+					pass(time.Minute)
+					_, err := other.Do(t.Context(), call, func(context.Context, guard.Attempt) guard.Ending { return later })
+					require.NoError(t, err)
+					return guard.Ending{Effect: dedupv1.Effect_EFFECT_NONE}
+				})
+				if later.Outcome != nil {
+					requireStored(t, res, err, "later")
+				} else {
+					require.Positive(t, requireRefused(t, err, dedupv1.Reason_REASON_OUTCOME_UNKNOWN, true))
+				}
+			})
+		})
+	}
+}
