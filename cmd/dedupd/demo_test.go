@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,7 +21,7 @@ import (
 func TestDemoChargesEveryOrderOnce(t *testing.T) {
 	t.Parallel()
 	tmp := t.TempDir()
-	cmd := command(t, "demo", "--orders", "200", "--clients", "8", "--seed", "1")
+	cmd := command(t, "demo", "--orders", "200", "--clients", "8", "--seed", "1", "--down", "0")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp, "DEDUPD_IN_MEMORY=true")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -76,7 +78,7 @@ func requireNothingLeft(t *testing.T, tmp string) {
 func TestDemoKeepsItsFilesWhenAsked(t *testing.T) {
 	t.Parallel()
 	tmp := t.TempDir()
-	cmd := command(t, "demo", "--orders", "20", "--keep")
+	cmd := command(t, "demo", "--orders", "20", "--keep", "--down", "1s")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -84,6 +86,30 @@ func TestDemoKeepsItsFilesWhenAsked(t *testing.T) {
 	dir := find(t, errs.String(), `are kept in (\S+)`)
 	require.FileExists(t, filepath.Join(dir, "2-plain-retries", "ledger"))
 	require.DirExists(t, filepath.Join(dir, "3-dedupd", "data"))
+	require.DirExists(t, filepath.Join(find(t, errs.String(), `of the outage are kept in (\S+)`), "outage", "data"))
+}
+
+// E09 F02: while the service is away, budget and breaker keep nearly every try
+// from it; it comes back to orders that are charged once each.
+func TestDemoMeetsAnOutageWithFarFewerTriesUnderBudgetAndBreaker(t *testing.T) {
+	t.Parallel()
+	stdout, stderr := exits(t, exitDone, "demo", "--orders", "10", "--loss", "0", "--down", "2s")
+	tries := func(way string) int {
+		row := regexp.MustCompile(way + ` +(\d+) +(\d+) +0 +(\d+) `).FindStringSubmatch(stdout)
+		require.Len(t, row, 4, stdout)
+		require.Equal(t, row[1], row[2], "asked and charged once")
+		n, err := strconv.Atoi(row[3])
+		require.NoError(t, err)
+		return n
+	}
+	alone, budget, both := tries("retries alone"), tries("with a budget"), tries("budget and breaker")
+	require.Less(t, budget, alone)
+	require.Less(t, both*4, alone)
+	require.Positive(t, both, "the breaker had to see that the service is away")
+	require.Contains(t, stdout, "every order was charged exactly once\n")
+	require.Contains(t, stderr, "stays away for 2s")
+	_, stderr = exits(t, exitUsage, "demo", "--down", "1ms")
+	require.Contains(t, stderr, "--down is 1ms; 1s to 1m are allowed")
 }
 
 func TestBenchMeasuresRatiosToABareEcho(t *testing.T) {

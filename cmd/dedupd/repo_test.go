@@ -36,6 +36,7 @@ func TestImportsPointOneWay(t *testing.T) {
 	}{
 		{"/interceptors", slices.Concat(heavy, brokers)},
 		{"/interceptors/guard", slices.Concat(heavy, brokers)},
+		{"/interceptors/inbox", slices.Concat(heavy, brokers)},
 		{"/interceptors/policy", slices.Concat(heavy, brokers)},
 		// No broker reaches those who do not import its adapter, and no broker's
 		// server reaches anybody.

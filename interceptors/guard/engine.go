@@ -288,7 +288,9 @@ func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 		return h.handedOver(ending)
 	}
 	if ending.Outcome == nil {
-		h.release(ctx, ending)
+		if h.release(ctx, ending) {
+			return h.overtaken(ctx)
+		}
 		return Result{}, nil
 	}
 	return h.complete(ctx, ending.Outcome)

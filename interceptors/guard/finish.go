@@ -110,14 +110,34 @@ func tooLate(ctx context.Context, log *slog.Logger, observe Observer, operation 
 // stored outcome, never with its own.
 func (h *hold) superseded(ctx context.Context) (Result, error) {
 	tooLate(ctx, h.e.log, h.e.observe, h.call.Operation, h.recordID)
-	var resp *dedupv1.LookupResponse
-	err := h.e.tell(ctx, func(ctx context.Context) (err error) {
+	return h.answered(h.lookup(ctx))
+}
+
+// overtaken answers for a run that ended without an outcome, whose record was no
+// longer its own: another holder may have done by now what this one could not.
+func (h *hold) overtaken(ctx context.Context) (Result, error) {
+	ctx, cancel := finishing(ctx)
+	defer cancel()
+	resp, err := h.lookup(ctx)
+	if err == nil && resp.GetCompleted() == nil && resp.GetRecord().GetFence() <= h.fence {
+		return Result{}, nil // nobody has been there: our own Release was, or an operator
+	}
+	return h.answered(resp, err)
+}
+
+func (h *hold) lookup(ctx context.Context) (resp *dedupv1.LookupResponse, err error) {
+	err = h.e.tell(ctx, func(ctx context.Context) (err error) {
 		resp, err = h.e.dedup.Lookup(ctx, &dedupv1.LookupRequest{
 			Record:       &dedupv1.LookupRequest_Identity{Identity: h.identity},
 			Fingerprints: h.call.Fingerprints,
 		})
 		return err
 	})
+	return resp, err
+}
+
+// answered is the stored outcome, or that nobody knows.
+func (h *hold) answered(resp *dedupv1.LookupResponse, err error) (Result, error) {
 	if err == nil && resp.GetCompleted() != nil && !resp.GetCompleted().GetKept() {
 		return Result{Stored: resp.GetCompleted(), Ends: resp.GetCompleted().GetEnds()}, nil
 	}
@@ -150,12 +170,14 @@ func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
 		return err
 	}
 	err := h.e.tell(ctx, send)
-	if reason, _ := reasonOf(err); err == nil || reason == dedupv1.Reason_REASON_STALE_HOLDER {
-		return err != nil // which may be our own doing: a re-sent Release that finds the record gone on has been done
-	}
-	if answered(err) && req.GetError() != nil {
+	reason, _ := reasonOf(err)
+	if reason != dedupv1.Reason_REASON_STALE_HOLDER && answered(err) && req.GetError() != nil {
 		req.Error, req.Hold = nil, nil // the error itself was refused: release without it
 		err = h.e.tell(ctx, send)
+		reason, _ = reasonOf(err)
+	}
+	if reason == dedupv1.Reason_REASON_STALE_HOLDER {
+		return true // which may be our own doing: a re-sent Release that finds the record gone on has been done
 	}
 	if err == nil || answered(err) {
 		return false

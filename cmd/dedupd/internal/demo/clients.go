@@ -19,6 +19,10 @@ import (
 // a crash takes, so that giving up would be a finding and not a setting.
 const patience = 30 * time.Second
 
+// askAgain is when a client asks again whose call has failed for good: half of it
+// at least.
+const askAgain = 200 * time.Millisecond
+
 // placement is what a client knows about its order in the end.
 type placement struct {
 	order string
@@ -63,7 +67,7 @@ func (c *clients) work(ctx context.Context, queue <-chan string, placed func(pla
 	payments := demov1.NewPaymentsServiceClient(conn)
 	for order := range queue {
 		began := time.Now()
-		told, err := place(ctx, c.mode, payments, order)
+		told, err := place(ctx, c.mode, askAgain, payments, order)
 		if err != nil {
 			return err
 		}
@@ -76,9 +80,9 @@ func (c *clients) work(ctx context.Context, queue <-chan string, placed func(pla
 }
 
 // place charges one order and returns the charge's id, or nothing. With retries
-// the client goes on until it is told; what it can tell the service when it asks
+// the client goes on until it is told, after again or a little less; what it can tell the service when it asks
 // again is all that differs between the modes.
-func place(ctx context.Context, mode Mode, payments demov1.PaymentsServiceClient, order string) (string, error) {
+func place(ctx context.Context, mode Mode, again time.Duration, payments demov1.PaymentsServiceClient, order string) (string, error) {
 	how, err := callOptions(mode, order)
 	if err != nil {
 		return "", err
@@ -92,7 +96,7 @@ func place(ctx context.Context, mode Mode, payments demov1.PaymentsServiceClient
 		if err == nil {
 			return reply.GetChargeId(), nil
 		}
-		if mode == NoRetries || pause(ctx, jitter(200*time.Millisecond)) != nil {
+		if mode == NoRetries || pause(ctx, jitter(again)) != nil {
 			return "", nil
 		}
 	}
@@ -112,7 +116,7 @@ func dialOptions(mode Mode) ([]grpc.DialOption, error) {
 		return append(common, grpc.WithDisableRetry()), nil
 	case PlainRetries:
 		return append(common, grpc.WithDefaultServiceConfig(plainRetries)), nil
-	case Protected:
+	case Protected, WithInbox:
 		protected, err := protectedClient()
 		return append(common, protected...), err
 	}

@@ -14,6 +14,10 @@
 //     replies and cuts connections. Twice the payments service is killed with
 //     SIGKILL and started again, and dedupd once.
 //  4. When every client is done the ledger is read and compared (result.go).
+//  5. RunOutage takes the service down for a while and compares how connections
+//     with and without budget and breaker meet that (outage.go).
+//  6. RunInbox keeps the ledger in a database, with the key beside each charge, and
+//     kills the service many times (account.go).
 //
 // Processes and files are gone when Run returns, however it returns. The package
 // decides nothing about keys: that is left to dedupd.
@@ -36,6 +40,7 @@ const (
 	NoRetries    Mode = iota + 1 // one attempt, whatever comes back
 	PlainRetries                 // gRPC's own retry; each attempt is a new request to the service
 	Protected                    // retries under one key, through dedupd
+	WithInbox                    // the same, with the ledger in a database and its key beside it
 )
 
 // String names the run as the report does.
@@ -47,9 +52,14 @@ func (m Mode) String() string {
 		return "plain retries"
 	case Protected:
 		return "dedupd"
+	case WithInbox:
+		return "dedupd, inbox"
 	}
 	return fmt.Sprintf("mode(%d)", int(m))
 }
+
+// promises reports whether every order is to be charged exactly once.
+func (m Mode) promises() bool { return m == Protected || m == WithInbox }
 
 func (m Mode) folder() string {
 	switch m {
@@ -59,6 +69,8 @@ func (m Mode) folder() string {
 		return "2-plain-retries"
 	case Protected:
 		return "3-dedupd"
+	case WithInbox:
+		return "4-inbox"
 	}
 	return "0"
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
+	"github.com/dedupd/dedupd/interceptors"
 )
 
 // work is how long a charge takes before the money moves: half of it at least.
@@ -25,6 +26,9 @@ const work = 4 * time.Millisecond
 type PaymentsConfig struct {
 	Listen string // host:port
 	Ledger string // file, made if it does not exist
+	// Database is the URL of a database that holds the ledger instead, charged
+	// through an inbox; its tables are there. Dedupd is required with it.
+	Database string
 	// Dedupd is the gRPC address of dedupd; empty runs the handler for every
 	// request, as a service without protection does.
 	Dedupd string
@@ -33,11 +37,11 @@ type PaymentsConfig struct {
 // ServePayments serves the sample payments service until ctx ends, and then lets
 // the handlers at work finish.
 func ServePayments(ctx context.Context, cfg PaymentsConfig) (err error) {
-	book, err := openLedger(cfg.Ledger)
+	t, err := openTill(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("cannot open the ledger: %w", err)
 	}
-	defer func() { err = errors.Join(err, book.Close()) }()
+	defer func() { err = errors.Join(err, t.Close()) }()
 	var lc net.ListenConfig
 	lis, err := lc.Listen(ctx, "tcp", cfg.Listen)
 	if err != nil {
@@ -45,7 +49,7 @@ func ServePayments(ctx context.Context, cfg PaymentsConfig) (err error) {
 	}
 	var options []grpc.ServerOption
 	if cfg.Dedupd != "" {
-		guard, err := newProtection(ctx, cfg.Dedupd, book)
+		guard, err := newProtection(ctx, cfg.Dedupd, t.settles())
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}
@@ -53,7 +57,7 @@ func ServePayments(ctx context.Context, cfg PaymentsConfig) (err error) {
 		options = guard.options
 	}
 	s := grpc.NewServer(options...)
-	demov1.RegisterPaymentsServiceServer(s, &payments{ledger: book})
+	demov1.RegisterPaymentsServiceServer(s, t)
 	healthv1.RegisterHealthServer(s, health.NewServer())
 	stopped := make(chan struct{})
 	defer context.AfterFunc(ctx, func() {
@@ -65,6 +69,25 @@ func ServePayments(ctx context.Context, cfg PaymentsConfig) (err error) {
 	}
 	<-stopped
 	return nil
+}
+
+// till is a sample service over its ledger.
+type till interface {
+	demov1.PaymentsServiceServer
+	// settles is how a charge is settled whose handler was interrupted.
+	settles() interceptors.ServerOption
+	Close() error
+}
+
+func openTill(ctx context.Context, cfg PaymentsConfig) (till, error) {
+	if cfg.Database != "" {
+		return openAccount(ctx, cfg.Database)
+	}
+	book, err := openLedger(cfg.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	return &payments{ledger: book}, nil
 }
 
 // payments is the sample service. Its handler knows nothing of retries: it takes
@@ -91,6 +114,13 @@ func (p *payments) Charge(ctx context.Context, request *demov1.ChargeRequest) (*
 	}
 	return receipt(c), nil
 }
+
+func (p *payments) settles() interceptors.ServerOption {
+	return interceptors.WithReconciler(demov1.PaymentsService_Charge_FullMethodName, interceptors.Fenced, p.ledger.reconcile)
+}
+
+// Close gives the ledger back.
+func (p *payments) Close() error { return p.ledger.Close() }
 
 // GetCharge tells what the ledger has for an order.
 func (p *payments) GetCharge(_ context.Context, request *demov1.GetChargeRequest) (*demov1.GetChargeResponse, error) {

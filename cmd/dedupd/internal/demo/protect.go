@@ -30,13 +30,9 @@ type protection struct {
 	end     context.CancelFunc
 }
 
-// newProtection connects to dedupd and makes the server's options. An order whose
-// handler was interrupted is settled by looking into book, on the basis FENCED:
-// the look registers its own fence, on disk, before it reads, and the ledger
-// refuses lower ones from then on. So what the look does not find cannot happen
-// any more, however long an earlier handler was paused, and nothing is assumed
-// about time or about processes having died.
-func newProtection(ctx context.Context, dedupd string, book *ledger) (*protection, error) {
+// newProtection connects to dedupd and makes the server's options. settles says how
+// an order is settled whose handler was interrupted.
+func newProtection(ctx context.Context, dedupd string, settles interceptors.ServerOption) (*protection, error) {
 	conn, err := interceptors.DialDedupd([]string{dedupd}, interceptors.DialInsecure(), interceptors.DialWith(child.QuickReconnect()))
 	if err != nil {
 		return nil, err
@@ -47,7 +43,7 @@ func newProtection(ctx context.Context, dedupd string, book *ledger) (*protectio
 		interceptors.SharedCaller(),
 		interceptors.WithLease(lease),
 		interceptors.WithLifetime(lifetime),
-		interceptors.WithReconciler(demov1.PaymentsService_Charge_FullMethodName, interceptors.Fenced, book.reconcile),
+		settles,
 	)
 	if err != nil {
 		end()
@@ -63,7 +59,11 @@ func (p *protection) Close() error {
 	return p.conn.Close()
 }
 
-// reconcile finds out what an earlier run of the same request did.
+// reconcile finds out what an earlier run of the same request did, on the basis
+// FENCED: the look registers its own fence, on disk, before it reads, and the ledger
+// refuses lower ones from then on. So what the look does not find cannot happen any
+// more, however long an earlier handler was paused, and nothing is assumed about time
+// or about processes having died.
 func (l *ledger) reconcile(_ context.Context, a interceptors.Attempt, request proto.Message) (interceptors.Verdict, error) {
 	asked, ok := request.(*demov1.ChargeRequest)
 	if !ok {
@@ -99,7 +99,7 @@ func protectedClient() ([]grpc.DialOption, error) {
 // callOptions of a protected call name its key: made from business facts, so the
 // same however often, and from wherever, the order is paid.
 func callOptions(mode Mode, order string) ([]grpc.CallOption, error) {
-	if mode != Protected {
+	if !mode.promises() {
 		return nil, nil
 	}
 	key, err := interceptors.Key("charge", order)

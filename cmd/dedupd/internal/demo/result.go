@@ -91,9 +91,19 @@ func (r Report) Of(mode Mode) (Result, bool) {
 	return r[i], true
 }
 
+// promised returns the result of the run through dedupd; a report has one.
+func (r Report) promised() (Result, bool) {
+	for _, x := range r {
+		if x.Mode.promises() {
+			return x, true
+		}
+	}
+	return Result{}, false
+}
+
 // Err is nil exactly if the protected run charged every order once.
 func (r Report) Err() error {
-	p, ok := r.Of(Protected)
+	p, ok := r.promised()
 	switch {
 	case !ok:
 		return errors.New("the run with dedupd did not take place")
@@ -106,6 +116,17 @@ func (r Report) Err() error {
 
 // Write prints the table, what its columns mean, and what it shows.
 func (r Report) Write(w io.Writer) error {
+	t := newTable("run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99")
+	for _, x := range r {
+		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
+	}
+	_, err := fmt.Fprintf(w, "%s\n\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
+	return err
+}
+
+// newTable returns a plain table whose first column is words and whose others are
+// numbers.
+func newTable(headers ...any) table.Writer {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = text.FormatDefault
@@ -113,17 +134,13 @@ func (r Report) Write(w io.Writer) error {
 	t.Style().Box.PaddingLeft = ""
 	t.Style().Box.PaddingRight = "  "
 	t.SuppressTrailingSpaces()
-	t.AppendHeader(table.Row{"run", "asked", "charged once", "charged twice", "lost", "unknown", "p50", "p99"})
-	columns := make([]table.ColumnConfig, 0, 7)
-	for n := 2; n <= 8; n++ {
+	t.AppendHeader(headers)
+	columns := make([]table.ColumnConfig, 0, len(headers))
+	for n := 2; n <= len(headers); n++ {
 		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
-	for _, x := range r {
-		t.AppendRow(table.Row{x.Mode.String(), x.Asked, x.Once, x.Twice, x.Lost, x.Unknown, short(x.P50), short(x.P99)})
-	}
-	_, err := fmt.Fprintf(w, "%s\n\n%s\n%s\n\n%s\n", t.Render(), legend, r.faults(), strings.Join(r.findings(), "\n"))
-	return err
+	return t
 }
 
 const legend = "charged once, twice, lost: orders with one, several, no charges in the ledger on disk\n" +
@@ -161,7 +178,7 @@ func (r Report) findings() []string {
 			out = append(out, "plain retries charged nothing twice this time: too few replies were lost to show it; raise --loss or --orders")
 		}
 	}
-	if x, ok := r.Of(Protected); ok && x.Exact() {
+	if x, ok := r.promised(); ok && x.Exact() {
 		out = append(out, fmt.Sprintf("with dedupd every one of %d orders was charged exactly once, and every client was told of its charge", x.Asked))
 	}
 	return out

@@ -22,6 +22,10 @@ type run struct {
 	Config
 	mode Mode
 	dir  string
+	// database holds the ledger instead of a file, and kills is how often the payments
+	// service is killed there.
+	database string
+	kills    int
 
 	payments *child.Program
 	dedupd   *child.Program // nil unless mode is Protected
@@ -51,7 +55,7 @@ func (r *run) do(ctx context.Context) (Result, error) {
 	// Handlers that are still at work charge before their process ends, so the
 	// ledger is whole when it is read.
 	r.payments.Stop()
-	charges, err := readCharges(r.ledgerPath())
+	charges, err := r.charges(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -70,7 +74,10 @@ func (r *run) startProcesses(ctx context.Context) error {
 		return err
 	}
 	args := []string{"demo-payments", "--ledger", r.ledgerPath()}
-	if r.mode == Protected {
+	if r.database != "" {
+		args = []string{"demo-payments", "--database", r.database}
+	}
+	if r.mode.promises() {
 		r.dedupd = &child.Program{
 			Name: "dedupd", Path: r.Executable, Log: filepath.Join(r.dir, "dedupd.log"),
 			Args: []string{"serve", "--data", filepath.Join(r.dir, "data"), "--http", "127.0.0.1:0", "--log-level", "warn"},
@@ -145,8 +152,19 @@ func (r *run) follow(ctx context.Context, placed <-chan placement) ([]placement,
 	return placements, nil
 }
 
+// charges reads the ledger.
+func (r *run) charges(ctx context.Context) (map[string][]charge, error) {
+	if r.database != "" {
+		return readAccount(ctx, r.database)
+	}
+	return readCharges(r.ledgerPath())
+}
+
 // crashes are the payments service at a third and two thirds, and dedupd halfway.
 func (r *run) crashes() []crash {
+	if r.database != "" {
+		return r.manyCrashes()
+	}
 	first := crash{after: r.Orders / 3, target: r.payments, count: &r.result.PaymentsKills}
 	second := crash{after: r.Orders * 2 / 3, target: r.payments, count: &r.result.PaymentsKills}
 	if r.dedupd == nil {
