@@ -11,6 +11,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -194,7 +195,7 @@ func (c *clientCall) markRun(ctx context.Context, err error) {
 	case err != nil && c.unknown():
 		guard.Mark(ctx, guard.LeftUnknown)
 	case err != nil && c.effect != policy.EffectApplied:
-	case c.keyed && isChildKey(*c.key) && c.acknowledged:
+	case c.keyed && keying.IsChild(*c.key) && c.acknowledged:
 		guard.Mark(ctx, guard.LeftKeyed)
 	default:
 		guard.Mark(ctx, guard.LeftApplied)
