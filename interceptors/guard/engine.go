@@ -165,6 +165,9 @@ func New(c Config) (*Engine, error) {
 	return e, nil
 }
 
+// Namespace is that of the engine's records.
+func (e *Engine) Namespace() string { return e.namespace }
+
 // Close ends the contexts of all runs with ErrClosed, goes on delivering for up
 // to Config.CloseTime, gives up what is left of it (what is in the journal stays
 // there for the next process), and waits for all that to have stopped; for a

@@ -15,6 +15,7 @@ import (
 const (
 	fingerprintVersion = 1
 	fingerprintDomain  = "dedup.http.v1"
+	webhookDomain      = "dedup.webhook.v1"
 )
 
 // Fingerprint returns the fingerprint, version 1, of an HTTP request to an
@@ -36,6 +37,12 @@ func Fingerprint(operation string, r *http.Request, body []byte) *dedupv1.Finger
 		fingerprintDomain, operation, r.Method, canonicalPath(r.URL), canonicalQuery(r.URL.RawQuery),
 		mediaType(r.Header.Get("Content-Type")), strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))), string(body),
 	))
+	return &dedupv1.Fingerprint{Version: fingerprintVersion, Digest: sum[:]}
+}
+
+// webhookFingerprint is that of an event: of what its deliveries have in common.
+func webhookFingerprint(operation string, same []byte) *dedupv1.Fingerprint {
+	sum := sha256.Sum256(keying.LengthPrefixed(webhookDomain, operation, string(same)))
 	return &dedupv1.Fingerprint{Version: fingerprintVersion, Digest: sum[:]}
 }
 

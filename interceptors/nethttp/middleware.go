@@ -199,22 +199,29 @@ type exchange struct {
 
 // call is what the engine is asked.
 func (x *exchange) call(caller []byte, key string) (guard.Call, error) {
-	t, p := x.route, x.route.Policy
+	t := x.route
 	operation := t.operation(x.request)
 	fp, err := t.fingerprint(operation, x.request, x.body)
 	if err != nil {
 		return guard.Call{}, err
 	}
-	c := guard.Call{
-		Operation: operation, Caller: caller, Key: []byte(key), Fingerprints: []*dedupv1.Fingerprint{fp},
-		Lease: p.GetLease().AsDuration(), MaxRun: t.MaxRun, Wait: t.Wait, RefuseAtOnce: t.Wait == 0,
-		Retention: p.GetRetention().AsDuration(), RerunSafe: p.GetRerunSafe(), SharedWithRerun: t.shared,
-		Basis: t.Basis, CallerCancels: p.GetCallerCancels(),
-	}
+	c := x.policy(operation, fp)
+	c.Caller, c.Key = caller, []byte(key)
 	if t.Reconciler != nil {
 		c.Reconciler = t.Reconciler(x.with(x.request.Context()))
 	}
 	return c, nil
+}
+
+// policy is what the route says of every call.
+func (x *exchange) policy(operation string, fp *dedupv1.Fingerprint) guard.Call {
+	t, p := x.route, x.route.Policy
+	return guard.Call{
+		Operation: operation, Fingerprints: []*dedupv1.Fingerprint{fp},
+		Lease: p.GetLease().AsDuration(), MaxRun: t.MaxRun, Wait: t.Wait, RefuseAtOnce: t.Wait == 0,
+		Retention: p.GetRetention().AsDuration(), RerunSafe: p.GetRerunSafe(), SharedWithRerun: t.shared,
+		Basis: t.Basis, CallerCancels: p.GetCallerCancels(),
+	}
 }
 
 // with returns the request, its body unread, on another context.
@@ -251,7 +258,7 @@ func (x *exchange) answer(w http.ResponseWriter, res guard.Result, err error) {
 		stored, ok := storedResponse(res.Stored.GetOutcome())
 		if !ok {
 			p := newProblem(dedupv1.Reason_REASON_OUTCOME_NOT_STORED, "the work was done and is not done again; ask for what it made in another way")
-			p.Record = hex.EncodeToString(res.RecordID)[:recordDigits]
+			p.Record = shortRecord(res.RecordID)
 			p.write(w)
 			return
 		}

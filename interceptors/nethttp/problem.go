@@ -101,8 +101,7 @@ func problemOf(err error) *problem {
 		return problemOfOther(err)
 	}
 	p := newProblem(r.Reason, r.Error())
-	digits := hex.EncodeToString(r.RecordID)
-	p.Record, p.Age, p.retryAfter = digits[:min(len(digits), recordDigits)], int64(r.Age/time.Second), r.RetryAfter
+	p.Record, p.Age, p.retryAfter = shortRecord(r.RecordID), int64(r.Age/time.Second), r.RetryAfter
 	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
 		p.Effect = policy.EffectNone.String()
 		if r.Unknown {
@@ -127,6 +126,12 @@ func problemOfOther(err error) *problem {
 		return plainProblem(http.StatusServiceUnavailable, "the caller left before anything ran")
 	}
 	return plainProblem(http.StatusInternalServerError, "the key cannot be looked at: the route's policy is broken")
+}
+
+// shortRecord is what problems and logs may show of a record's id.
+func shortRecord(recordID []byte) string {
+	digits := hex.EncodeToString(recordID)
+	return digits[:min(len(digits), recordDigits)]
 }
 
 // write sends p.

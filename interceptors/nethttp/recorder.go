@@ -58,6 +58,13 @@ func (c *recorder) Write(b []byte) (int, error) {
 // Flush does nothing.
 func (c *recorder) Flush() {}
 
+// redirects reports that the handler answered with a 3xx.
+func (c *recorder) redirects() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status >= http.StatusMultipleChoices && c.status < http.StatusBadRequest
+}
+
 // end returns the response; what the handler's goroutines write later is refused.
 func (c *recorder) end() *Response {
 	c.WriteHeader(http.StatusOK)

@@ -54,7 +54,7 @@ func newWorld(t *testing.T) *world {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, `{"order":1}`)
 	}}
-	w.dedupd, err = server.New(server.Config{Store: store})
+	w.dedupd, err = server.New(server.Config{Store: store, Retention: time.Hour})
 	require.NoError(t, err)
 	w.engine = w.join(t)
 	return w
