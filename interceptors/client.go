@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"strconv"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -14,9 +13,6 @@ import (
 	"github.com/dedupd/dedupd/interceptors/internal/keying"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
-
-// least is the shortest time in which a try could end.
-const least = time.Millisecond
 
 // ClientOptions returns what makes a client's unary calls carry keys and be
 // tried again where that is safe: grpc.NewClient(target, options...). The chain
@@ -199,17 +195,5 @@ func (c *clientCall) markRun(ctx context.Context, err error) {
 		guard.Mark(ctx, guard.LeftKeyed)
 	default:
 		guard.Mark(ctx, guard.LeftApplied)
-	}
-}
-
-// sleep waits for d; false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
