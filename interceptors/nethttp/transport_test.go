@@ -1,0 +1,607 @@
+package nethttp_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/nethttp"
+	"github.com/dedupd/dedupd/interceptors/policy"
+)
+
+// provider stands for a callee and the way to it: it answers try n, from 1.
+type provider struct {
+	answer func(n int, r *http.Request, body string) (*http.Response, error)
+
+	mu     sync.Mutex
+	keys   []string
+	bodies []string
+}
+
+func (p *provider) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := ""
+	if r.Body != nil {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		body = string(b)
+		if int64(len(b)) != r.ContentLength {
+			return nil, fmt.Errorf("body of %d bytes, said to be %d", len(b), r.ContentLength)
+		}
+	}
+	trace := httptrace.ContextClientTrace(r.Context())
+	if trace == nil {
+		return nil, errors.New("nobody watches what is sent")
+	}
+	trace.GetConn("")
+	p.mu.Lock()
+	p.keys, p.bodies = append(p.keys, r.Header.Get(nethttp.HeaderKey)), append(p.bodies, body)
+	n := len(p.keys)
+	p.mu.Unlock()
+	resp, err := p.answer(n, r, body)
+	if !errors.Is(err, errNoWay) {
+		trace.GotConn(httptrace.GotConnInfo{})
+	}
+	return resp, err
+}
+
+func (p *provider) tries() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.keys)
+}
+
+var errNoWay = errors.New("connection refused")
+
+func says(status int, header ...string) (*http.Response, error) {
+	resp := &http.Response{StatusCode: status, Status: fmt.Sprint(status), Header: http.Header{}, Body: io.NopCloser(strings.NewReader("body"))}
+	for i := 0; i < len(header); i += 2 {
+		resp.Header.Set(header[i], header[i+1])
+	}
+	return resp, nil
+}
+
+// sequence answers by status, the last one again and again.
+func sequence(statuses ...int) *provider {
+	return &provider{answer: func(n int, _ *http.Request, _ string) (*http.Response, error) {
+		return says(statuses[min(n, len(statuses))-1])
+	}}
+}
+
+func transport(t *testing.T, base http.RoundTripper, change ...func(*nethttp.TransportConfig)) http.RoundTripper {
+	t.Helper()
+	c := nethttp.TransportConfig{Base: base}
+	for _, f := range change {
+		f(&c)
+	}
+	rt, err := nethttp.NewTransport(c)
+	require.NoError(t, err)
+	return rt
+}
+
+func deduplicates(c *nethttp.TransportConfig) { c.Others.Deduplicates = true }
+
+// call sends a request of the method; a key of "" is none.
+func call(ctx context.Context, t *testing.T, rt http.RoundTripper, method, key string) (*http.Response, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, method, "https://api.test/charges", io.NopCloser(strings.NewReader("charge 1")))
+	require.NoError(t, err)
+	if key != "" {
+		require.NoError(t, nethttp.SetKey(r, key))
+	}
+	return rt.RoundTrip(r)
+}
+
+func TestOnlyWhatIsSafeIsSentAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		method, key string
+		config      func(*nethttp.TransportConfig)
+		tries       int
+	}{
+		"a POST without a key":               {http.MethodPost, "", nil, 1},
+		"a POST with one":                    {http.MethodPost, "a", nil, 5},
+		"a PATCH with one":                   {http.MethodPatch, "a", nil, 5},
+		"a GET":                              {http.MethodGet, "", nil, 5},
+		"a PUT":                              {http.MethodPut, "", nil, 5},
+		"a POST to one who deduplicates":     {http.MethodPost, "", deduplicates, 5},
+		"a POST with a key, but no attempts": {http.MethodPost, "a", func(c *nethttp.TransportConfig) { c.MaxAttempts = 1 }, 1},
+		"a POST too large to be held":        {http.MethodPost, "a", func(c *nethttp.TransportConfig) { c.MaxBody = 3 }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := sequence(http.StatusServiceUnavailable)
+				if name == "a POST too large to be held" {
+					p.answer = func(int, *http.Request, string) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
+				}
+				change := c.config
+				if change == nil {
+					change = func(*nethttp.TransportConfig) {}
+				}
+				resp, err := call(t.Context(), t, transport(t, lenient{p}, change), c.method, c.key)
+				require.Equal(t, c.tries, p.tries())
+				if err == nil {
+					require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "the last response is the caller's")
+					end, ok := nethttp.EndOf(resp)
+					require.True(t, ok)
+					require.Equal(t, c.tries, end.Attempts)
+					require.Equal(t, c.method != http.MethodGet, end.Unknown)
+					require.NoError(t, resp.Body.Close())
+				} else {
+					require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+					require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+				}
+				for i := range p.keys {
+					require.Equal(t, p.keys[0], p.keys[i], "one key for all tries")
+					require.Equal(t, "charge 1", p.bodies[i], "one body for all tries")
+				}
+			})
+		})
+	}
+}
+
+// lenient sends bodies of unknown length.
+type lenient struct{ *provider }
+
+func (l lenient) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.ContentLength <= 0 && r.Body != nil {
+		r.ContentLength = int64(len("charge 1"))
+	}
+	return l.provider.RoundTrip(r)
+}
+
+func TestWhatAStatusIsWorth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for status, transient := range map[int]bool{
+			408: true, 425: true, 429: true, 500: true, 502: true, 503: true, 504: true, 507: true, 520: true,
+			400: false, 401: false, 403: false, 404: false, 409: false, 410: false, 412: false, 422: false, 501: false, 505: false,
+		} {
+			p := sequence(status, http.StatusCreated)
+			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
+			require.NoError(t, err)
+			require.Equal(t, transient, resp.StatusCode == http.StatusCreated, status)
+			end, _ := nethttp.EndOf(resp)
+			require.False(t, end.Unknown, status)
+		}
+	})
+}
+
+func TestRetryAfterIsTheLeastWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for name, value := range map[string]func() string{
+			"seconds": func() string { return "20" },
+			"a date":  func() string { return time.Now().Add(20 * time.Second).UTC().Format(http.TimeFormat) },
+		} {
+			start := time.Now()
+			p := &provider{answer: func(n int, _ *http.Request, _ string) (*http.Response, error) {
+				if n == 1 {
+					return says(http.StatusTooManyRequests, "Retry-After", value())
+				}
+				return says(http.StatusOK)
+			}}
+			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, resp.StatusCode, name)
+			require.GreaterOrEqual(t, time.Since(start), 19*time.Second, name)
+
+			short, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			start = time.Now()
+			p.keys = nil
+			resp, err = call(short, t, transport(t, p), http.MethodPost, "a")
+			cancel()
+			require.NoError(t, err)
+			require.Equal(t, http.StatusTooManyRequests, resp.StatusCode, "no wait that would outlast the deadline")
+			require.Zero(t, time.Since(start))
+		}
+	})
+}
+
+func TestAnotherRunInProgressIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := &provider{answer: func(n int, _ *http.Request, _ string) (*http.Response, error) {
+			if n <= 12 {
+				return says(http.StatusConflict, "Retry-After", "1")
+			}
+			return says(http.StatusCreated)
+		}}
+		resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusCreated, resp.StatusCode)
+		require.Equal(t, 13, p.tries(), "waiting uses up no attempt")
+	})
+}
+
+func TestATransportSpeaksWithTheMiddleware(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		m, err := nethttp.New(w.engine, nethttp.SharedCaller())
+		require.NoError(t, err)
+		h := m.Wrap(w)
+		lose := 2
+		p := &provider{answer: func(n int, r *http.Request, body string) (*http.Response, error) {
+			rec := httptest.NewRecorder()
+			r.Body = io.NopCloser(strings.NewReader(body))
+			h.ServeHTTP(rec, r)
+			if n <= lose {
+				return nil, io.ErrUnexpectedEOF // the reply is lost
+			}
+			return rec.Result(), nil
+		}}
+		resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusCreated, resp.StatusCode)
+		require.Equal(t, "true", resp.Header.Get(nethttp.HeaderReplayed))
+		require.Equal(t, 1, w.count())
+		end, _ := nethttp.EndOf(resp)
+		require.Equal(t, resp.Header.Get(nethttp.HeaderRecord), end.RecordID)
+
+		// Refusals are known by their problem types.
+		lose = 0
+		w.handle = func(http.ResponseWriter, *http.Request, int) { panic(http.ErrAbortHandler) } //nolint:forbidigo // stands for a crash
+		require.Panics(t, func() { _, _ = call(t.Context(), t, transport(t, p), http.MethodPost, "b") })
+		before := p.tries()
+		resp, err = call(t.Context(), t, transport(t, p), http.MethodPost, "b")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusConflict, resp.StatusCode)
+		require.Greater(t, p.tries(), before+5, "an unknown outcome that may settle is waited for")
+		end, _ = nethttp.EndOf(resp)
+		require.True(t, end.Unknown)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(body), "OUTCOME_UNKNOWN", "the body is still the caller's to read")
+	})
+}
+
+func TestARequestThatWasNeverSentAppliedNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, sent := range []bool{true, false} {
+			p := &provider{answer: func(int, *http.Request, string) (*http.Response, error) {
+				if sent {
+					return nil, io.EOF
+				}
+				return nil, errNoWay
+			}}
+			_, err := call(t.Context(), t, transport(t, p), http.MethodPost, "") //nolint:bodyclose // there is none
+			require.Error(t, err)
+			require.Equal(t, sent, errors.Is(err, interceptors.ErrOutcomeUnknown))
+			require.Equal(t, 1, p.tries())
+		}
+	})
+}
+
+func TestTimesEndATryAndTheCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hang := &provider{answer: func(_ int, r *http.Request, _ string) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, context.Cause(r.Context())
+		}}
+		start := time.Now()
+		_, err := call(t.Context(), t, transport(t, hang), http.MethodPost, "a") //nolint:bodyclose // there is none
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+		require.Equal(t, time.Minute, time.Since(start), "60 s in all where the context has no deadline")
+
+		_, err = call(t.Context(), t, transport(t, hang, func(c *nethttp.TransportConfig) { c.PerTry = time.Second }), http.MethodPost, "a") //nolint:bodyclose // there is none
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 6, hang.tries(), "five tries, each cut")
+
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err = call(ctx, t, transport(t, hang), http.MethodPost, "a") //nolint:bodyclose // there is none
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+
+		slow := &provider{answer: func(_ int, r *http.Request, _ string) (*http.Response, error) {
+			resp, _ := says(http.StatusOK)
+			resp.Body = io.NopCloser(&slowBody{ctx: r.Context()})
+			return resp, nil
+		}}
+		resp, err := call(t.Context(), t, transport(t, slow, func(c *nethttp.TransportConfig) { c.PerTry = time.Second }), http.MethodPost, "a")
+		require.NoError(t, err)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err, "what ends a try by time ends with its headers")
+		require.Equal(t, "slow", string(body))
+	})
+}
+
+// slowBody takes two minutes, unless its request's context ends.
+type slowBody struct {
+	ctx  context.Context //nolint:containedctx // as a connection has it
+	done bool
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	if b.done {
+		return 0, io.EOF
+	}
+	b.done = true
+	select {
+	case <-time.After(2 * time.Minute):
+		return copy(p, "slow"), nil
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	}
+}
+
+func TestBudgetAndBreakerBoundTheTries(t *testing.T) { // G06
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := sequence(http.StatusServiceUnavailable)
+		rt := transport(t, p, func(c *nethttp.TransportConfig) { c.Breaker = policy.BreakerSettings{MinCalls: 5, OpenFor: time.Hour} })
+		for range 4 {
+			resp, err := call(t.Context(), t, rt, http.MethodPost, "a")
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+		}
+		require.Less(t, p.tries(), 20, "held back")
+		_, err := call(t.Context(), t, rt, http.MethodPost, "a") //nolint:bodyclose // there is none
+		require.Error(t, err)
+		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "nothing was sent")
+		reason, _ := interceptors.ReasonOf(errors.Unwrap(err))
+		require.Equal(t, dedupv1.Reason_REASON_BREAKER_OPEN, reason)
+	})
+}
+
+func TestWhatARequestLeavesBehindInARun(t *testing.T) { // A04
+	t.Parallel()
+	for name, c := range map[string]struct {
+		method, key string
+		config      func(*nethttp.TransportConfig)
+		p           *provider
+		left        guard.Left
+	}{
+		"a read":                      {http.MethodGet, "", nil, sequence(200), guard.LeftClean},
+		"a success without a key":     {http.MethodPost, "", nil, sequence(200), guard.LeftApplied},
+		"a success under its own key": {http.MethodPost, "a", nil, sequence(200), guard.LeftApplied},
+		"a success under a child key": {http.MethodPost, "", deduplicates, sequence(200), guard.LeftKeyed},
+		"a redirect":                  {http.MethodPost, "", nil, sequence(303), guard.LeftApplied},
+		"a refusal":                   {http.MethodPost, "", nil, sequence(422), guard.LeftClean},
+		"a failure":                   {http.MethodPost, "", deduplicates, sequence(500), guard.LeftUnknown},
+		"a failure, then a success":   {http.MethodPost, "", deduplicates, sequence(500, 200), guard.LeftKeyed},
+		"a lost reply": {http.MethodPost, "", nil, &provider{answer: func(int, *http.Request, string) (*http.Response, error) {
+			return nil, io.EOF
+		}}, guard.LeftUnknown},
+		"never sent": {http.MethodPost, "", nil, &provider{answer: func(int, *http.Request, string) (*http.Response, error) {
+			return nil, errNoWay
+		}}, guard.LeftClean},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				deduplicated := c.config != nil
+				if !deduplicated {
+					c.config = func(*nethttp.TransportConfig) {}
+				}
+				rt := transport(t, c.p, c.config)
+				w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+					if resp, err := call(r.Context(), t, rt, c.method, c.key); err == nil {
+						_ = resp.Body.Close()
+					}
+					require.Equal(t, c.left, guard.LeftBehind(r.Context()))
+					rw.WriteHeader(http.StatusUnprocessableEntity)
+				}
+				send(t.Context(), w.wrap(t), order("k"))
+				state := w.lookup(t, orders, "k")
+				require.Equal(t, c.left > guard.LeftKeyed, state.GetState() == dedupv1.State_STATE_UNKNOWN)
+				require.Equal(t, c.left == guard.LeftKeyed, state.GetBound())
+				require.Equal(t, deduplicated, strings.HasPrefix(c.p.keys[0], `"ck1:`), "others would not look at a child key")
+			})
+		})
+	}
+}
+
+func TestASecondRunGivesItsRequestsTheSameKeys(t *testing.T) { // C12
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := sequence(200)
+		rt := transport(t, p, deduplicates)
+		w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+			for range 2 {
+				resp, err := call(r.Context(), t, rt, http.MethodPost, "")
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+			}
+			rw.WriteHeader(http.StatusServiceUnavailable)
+		}
+		h := w.wrap(t)
+		send(t.Context(), h, order("k"))
+		send(t.Context(), h, order("k"))
+		require.Equal(t, 2, w.count())
+		require.Len(t, p.keys, 4)
+		require.Equal(t, p.keys[:2], p.keys[2:])
+		require.NotEqual(t, p.keys[0], p.keys[1], "two equal calls of one run are two intents")
+	})
+}
+
+func TestTheBodyOfABoundedRunsRequestEndsWithItsLease(t *testing.T) { // A10
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := &provider{answer: func(_ int, r *http.Request, _ string) (*http.Response, error) {
+			deadline, ok := r.Context().Deadline()
+			require.True(t, ok)
+			require.LessOrEqual(t, time.Until(deadline), 27*time.Second)
+			return says(http.StatusOK)
+		}}
+		rt := transport(t, p)
+		w.handle = func(_ http.ResponseWriter, r *http.Request, _ int) {
+			resp, err := call(r.Context(), t, rt, http.MethodPost, "")
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+		}
+		send(t.Context(), w.wrap(t, nethttp.WithOthers(nethttp.Route{Basis: dedupv1.Basis_BASIS_BOUNDED, Reconciler: func(*http.Request) guard.Reconciler {
+			return func(context.Context, guard.Attempt) (guard.Verdict, error) { return guard.NotSeen(), nil }
+		}})), order("k"))
+		require.Equal(t, 1, p.tries())
+	})
+}
+
+func guarded(w *world, change ...func(*nethttp.Provider)) func(*nethttp.TransportConfig) {
+	return func(c *nethttp.TransportConfig) {
+		p := nethttp.Provider{Guarded: &nethttp.Guarded{Engine: w.engine, Caller: "ada", Lease: 10 * time.Second}}
+		for _, f := range change {
+			f(&p)
+		}
+		c.Providers = map[string]nethttp.Provider{"api.test": p}
+	}
+}
+
+func TestAGuardedRequestIsSentOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := sequence(http.StatusCreated)
+		rt := transport(t, p, guarded(w))
+		first, err := call(t.Context(), t, rt, http.MethodPost, "a")
+		require.NoError(t, err)
+		again, err := call(t.Context(), t, rt, http.MethodPost, "a")
+		require.NoError(t, err)
+		require.Equal(t, 1, p.tries())
+		require.Empty(t, p.keys[0], "our key is none of the callee's")
+		require.Equal(t, "true", again.Header.Get(nethttp.HeaderReplayed))
+		require.Equal(t, first.StatusCode, again.StatusCode)
+		for _, resp := range []*http.Response{first, again} {
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.Equal(t, "body", string(body))
+		}
+	})
+}
+
+func TestAGuardedTryOfUnknownOutcomeIsNotSentAgain(t *testing.T) { // G01
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer func(n int, r *http.Request, body string) (*http.Response, error)
+		change func(*nethttp.Provider)
+		state  dedupv1.State
+		tries  int // of two calls
+	}{
+		"lost": {func(int, *http.Request, string) (*http.Response, error) { return nil, io.EOF }, nil, dedupv1.State_STATE_UNKNOWN, 1},
+		"500":  {sequence(500).answer, nil, dedupv1.State_STATE_UNKNOWN, 1},
+		"429":  {sequence(429).answer, nil, dedupv1.State_STATE_UNKNOWN, 1},
+		"429 that means it": {sequence(429, 200).answer, func(p *nethttp.Provider) {
+			p.Guarded.RefusalsApplyNothing = true
+		}, dedupv1.State_STATE_COMPLETED, 2},
+		"422": {sequence(422, 200).answer, nil, dedupv1.State_STATE_COMPLETED, 2},
+		"never sent": {func(n int, _ *http.Request, _ string) (*http.Response, error) {
+			if n == 1 {
+				return nil, errNoWay
+			}
+			return says(200)
+		}, nil, dedupv1.State_STATE_COMPLETED, 2},
+		"a key of its own": {sequence(500, 200).answer, func(p *nethttp.Provider) {
+			p.KeyHeader, p.BareKeys, p.Guarded.Rerun = nethttp.HeaderKey, true, true
+		}, dedupv1.State_STATE_COMPLETED, 2},
+		"a body cut off": {func(int, *http.Request, string) (*http.Response, error) {
+			resp, err := says(200)
+			resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("bo"), cutReader{}))
+			return resp, err
+		}, nil, dedupv1.State_STATE_UNKNOWN, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				p := &provider{answer: c.answer}
+				changes := []func(*nethttp.Provider){}
+				if c.change != nil {
+					changes = append(changes, c.change)
+				}
+				rt := transport(t, p, guarded(w, changes...))
+				for range 2 {
+					resp, err := call(t.Context(), t, rt, http.MethodPost, "a")
+					if err == nil {
+						_ = resp.Body.Close()
+					} else {
+						require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+					}
+				}
+				record := w.lookup(t, "POST api.test", "a")
+				require.Equal(t, c.state.String(), record.GetState().String())
+				require.Equal(t, c.tries, p.tries())
+				if name == "a key of its own" {
+					require.Equal(t, hex.EncodeToString(record.GetRecordId()), p.keys[0], "the record's id is the callee's key")
+					require.Equal(t, p.keys[0], p.keys[1])
+				}
+			})
+		})
+	}
+}
+
+// cutReader is a connection that breaks.
+type cutReader struct{}
+
+func (cutReader) Read([]byte) (int, error) {
+	return 0, &net.OpError{Op: "read", Err: io.ErrUnexpectedEOF}
+}
+
+func TestAGuardedRequestIsNotSentWhileDedupdIsAway(t *testing.T) { // H01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.down.Store(true)
+		p := sequence(200)
+		_, err := call(t.Context(), t, transport(t, p, guarded(w)), http.MethodPost, "a") //nolint:bodyclose // there is none
+		require.Error(t, err)
+		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+		require.Zero(t, p.tries())
+
+		w.down.Store(false)
+		w.mute.Store(true)
+		resp, err := call(t.Context(), t, transport(t, p, guarded(w)), http.MethodPost, "b")
+		require.NoError(t, err, "its own answer stands")
+		require.NoError(t, resp.Body.Close())
+		w.mute.Store(false)
+	})
+}
+
+func TestFaultsOfATransportAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	engine := &guard.Engine{}
+	for fault, c := range map[string]nethttp.TransportConfig{
+		"negative":      {MaxAttempts: -1},
+		"no host":       {Providers: map[string]nethttp.Provider{"https://api.test": {}}},
+		"no header":     {Others: nethttp.Provider{KeyHeader: "X Key"}},
+		"is nil":        {Others: nethttp.Provider{Guarded: &nethttp.Guarded{}}},
+		"no guard":      {Others: nethttp.Provider{Deduplicates: true, Guarded: &nethttp.Guarded{Engine: engine}}},
+		"name its head": {Others: nethttp.Provider{Guarded: &nethttp.Guarded{Engine: engine, Rerun: true}}},
+		"lease":         {Others: nethttp.Provider{Guarded: &nethttp.Guarded{Engine: engine, Lease: time.Hour}}},
+		"retention":     {Others: nethttp.Provider{Guarded: &nethttp.Guarded{Engine: engine, Retention: -1}}},
+		"budget":        {Budget: policy.BudgetSettings{Ratio: 2}},
+		"breaker":       {Breaker: policy.BreakerSettings{Ratio: 2}},
+	} {
+		_, err := nethttp.NewTransport(c)
+		require.ErrorContains(t, err, fault)
+	}
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	for _, key := range []string{"", " a", "é", strings.Repeat("k", 256)} {
+		require.Error(t, nethttp.SetKey(r, key))
+	}
+}
