@@ -26,9 +26,6 @@ const (
 	TrailerExpires = "idempotency-expires"
 	// TrailerRecord carries the record id in hexadecimal, on every keyed reply.
 	TrailerRecord = "idempotency-record"
-
-	// metadataPrefix starts every name above; none of them is ever replayed.
-	metadataPrefix = "idempotency-"
 )
 
 // incomingKey returns the key that a call's metadata carries, and whether it

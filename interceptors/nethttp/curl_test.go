@@ -17,7 +17,7 @@ import (
 )
 
 // curl asks a real server as a client in any language would.
-func curl(t *testing.T, args ...string) (*http.Response, string) {
+func curl(t *testing.T, args ...string) (status int, header http.Header, text string) {
 	t.Helper()
 	path, err := exec.LookPath("curl")
 	require.NoError(t, err, "install curl (Debian package curl)")
@@ -28,7 +28,7 @@ func curl(t *testing.T, args ...string) (*http.Response, string) {
 	body, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
-	return resp, string(body)
+	return resp.StatusCode, resp.Header, string(body)
 }
 
 // TestTheDraftByCurl is draft-ietf-httpapi-idempotency-key-header-07 by its
@@ -98,18 +98,19 @@ func TestTheDraftByCurl(t *testing.T) {
 		if !strings.Contains(strings.Join(c.args, " "), "Authorization") {
 			c.args = append(c.args, "-H", "Authorization: Bearer ada")
 		}
-		resp, got := curl(t, c.args...)
-		require.Equal(t, c.status, resp.StatusCode, "%s: %s", c.name, got)
+		status, header, got := curl(t, c.args...)
+		require.Equal(t, c.status, status, "%s: %s", c.name, got)
 		require.Contains(t, got, c.body, c.name)
 		for name, value := range c.header {
-			require.Equal(t, value, resp.Header.Get(name), "%s: %s", c.name, name)
+			require.Equal(t, value, header.Get(name), "%s: %s", c.name, name)
 		}
 		require.Equal(t, c.runs, w.count(), c.name)
 	}
 
 	first := make(chan int, 1)
+	slow := slowRequest(t, srv.URL+"/slow", body)
 	go func() {
-		resp, err := http.DefaultTransport.RoundTrip(slowRequest(t, srv.URL+"/slow", body))
+		resp, err := srv.Client().Transport.RoundTrip(slow)
 		if err != nil {
 			first <- 0
 			return
@@ -118,20 +119,19 @@ func TestTheDraftByCurl(t *testing.T) {
 		first <- resp.StatusCode
 	}()
 	<-running
-	resp, got := curl(t, srv.URL+"/slow", "-d", body, "-H", key, "-H", "Authorization: Bearer ada", "-H", "Content-Type: application/json")
-	require.Equal(t, http.StatusConflict, resp.StatusCode, "2.7: the first request is in progress")
+	status, header, got := curl(t, srv.URL+"/slow", "-d", body, "-H", key, "-H", "Authorization: Bearer ada", "-H", "Content-Type: application/json")
+	require.Equal(t, http.StatusConflict, status, "2.7: the first request is in progress")
 	require.Contains(t, got, problemOf("in-progress"))
-	require.Equal(t, "1", resp.Header.Get("Retry-After"))
+	require.Equal(t, "1", header.Get("Retry-After"))
 	close(finish)
 	require.Equal(t, http.StatusCreated, <-first)
 
 	w.down.Store(true)
-	resp, got = curl(t, srv.URL+"/orders", "-d", body, "-H", key, "-H", "Authorization: Bearer ada")
-	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	status, header, got = curl(t, srv.URL+"/orders", "-d", body, "-H", key, "-H", "Authorization: Bearer ada")
+	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.Contains(t, got, problemOf("store-unavailable"))
-	require.Equal(t, "1", resp.Header.Get("Retry-After"))
+	require.Equal(t, "1", header.Get("Retry-After"))
 	require.Equal(t, 7, w.count())
-	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
 func slowRequest(t *testing.T, url, body string) *http.Request {

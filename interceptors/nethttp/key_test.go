@@ -41,9 +41,28 @@ func must(t *testing.T, value string) string {
 func TestMalformedKeysAreRefusedAndNeverTrimmed(t *testing.T) {
 	t.Parallel()
 	for _, values := range [][]string{
-		{""}, {`""`}, {`"a`}, {`"a\n"`}, {`"a\"`}, {"\"a\x7f\""}, {`"é"`}, {"é"}, {"a b"}, {`" a"`}, {`"a "`}, {`"a" b`}, {`"a";`},
-		{`"a";V=1`}, {`"a";v=`}, {`"a";v="x`}, {`"a", "b"`}, {`"a";v=a,b`}, {strings.Repeat("k", 256)}, {`"` + strings.Repeat("k", 256) + `"`},
-		{"a", "b"}, {"a", ""},
+		{""},
+		{`""`},
+		{`"a`},
+		{`"a\n"`},
+		{`"a\"`},
+		{"\"a\x7f\""},
+		{`"é"`},
+		{"é"},
+		{"a b"},
+		{`" a"`},
+		{`"a "`},
+		{`"a" b`},
+		{`"a";`},
+		{`"a";V=1`},
+		{`"a";v=`},
+		{`"a";v="x`},
+		{`"a", "b"`},
+		{`"a";v=a,b`},
+		{strings.Repeat("k", 256)},
+		{`"` + strings.Repeat("k", 256) + `"`},
+		{"a", "b"},
+		{"a", ""},
 	} {
 		key, ok, err := headerKey(http.Header{HeaderKey: values}, false)
 		require.Error(t, err, values)

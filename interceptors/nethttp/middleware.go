@@ -127,7 +127,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, t *route, key
 		return
 	}
 	x := &exchange{route: t, request: r, body: body, next: next}
-	call, p := m.call(x, key)
+	call, p := m.call(r.Context(), x, key)
 	if p != nil {
 		p.write(w)
 		return
@@ -142,17 +142,17 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, t *route, key
 }
 
 // call says who asks for what.
-func (m *Middleware) call(x *exchange, key string) (guard.Call, *problem) {
+func (m *Middleware) call(ctx context.Context, x *exchange, key string) (guard.Call, *problem) {
 	var caller string
 	if m.caller != nil {
 		var err error
 		if caller, err = m.caller(x.request); err != nil || caller == "" {
-			m.log.LogAttrs(x.request.Context(), slog.LevelWarn, "a keyed request was refused, its caller is not known",
+			m.log.LogAttrs(ctx, slog.LevelWarn, "a keyed request was refused, its caller is not known",
 				slog.String("route", x.route.pattern))
 			return guard.Call{}, plainProblem(http.StatusUnauthorized, "a request with a key must be authenticated: its caller is not known")
 		}
 	}
-	c, err := x.call([]byte(caller), key)
+	c, err := x.call(ctx, []byte(caller), key)
 	if err != nil {
 		return guard.Call{}, newProblem(dedupv1.Reason_REASON_INPUT_INVALID, "the request cannot be told from others under its key")
 	}
@@ -198,7 +198,7 @@ type exchange struct {
 }
 
 // call is what the engine is asked.
-func (x *exchange) call(caller []byte, key string) (guard.Call, error) {
+func (x *exchange) call(ctx context.Context, caller []byte, key string) (guard.Call, error) {
 	t := x.route
 	operation := t.operation(x.request)
 	fp, err := t.fingerprint(operation, x.request, x.body)
@@ -208,7 +208,7 @@ func (x *exchange) call(caller []byte, key string) (guard.Call, error) {
 	c := x.policy(operation, fp)
 	c.Caller, c.Key = caller, []byte(key)
 	if t.Reconciler != nil {
-		c.Reconciler = t.Reconciler(x.with(x.request.Context()))
+		c.Reconciler = t.Reconciler(x.with(ctx))
 	}
 	return c, nil
 }
@@ -290,7 +290,7 @@ func (m *Middleware) observed(w http.ResponseWriter, r *http.Request, t *route, 
 	}
 	seen, whole := peekBody(r, t.MaxBody)
 	x := &exchange{route: t, request: r, body: seen, next: next}
-	call, p := m.call(x, key)
+	call, p := m.call(r.Context(), x, key)
 	if p != nil || !whole {
 		tell(guard.SightRefuse, dedupv1.Reason_REASON_UNSPECIFIED)
 		next.ServeHTTP(w, r)

@@ -81,7 +81,7 @@ func (c *outgoing) stored(res guard.Result) (policy.Answer, error) {
 		}
 	}
 	r.Header.Set(HeaderReplayed, "true")
-	c.resp = c.response(r)
+	c.resp = c.response(r) //nolint:bodyclose // the caller's to close
 	return permanent, nil
 }
 

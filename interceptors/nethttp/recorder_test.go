@@ -18,7 +18,9 @@ func TestAStreamedResponseArrivesWhole(t *testing.T) {
 			rw.WriteHeader(http.StatusEarlyHints)
 			for range 3 {
 				_, _ = io.WriteString(rw, "tick ")
-				rw.(http.Flusher).Flush()
+				flusher, ok := rw.(http.Flusher)
+				require.True(t, ok)
+				flusher.Flush()
 			}
 			require.NoError(t, http.NewResponseController(rw).Flush())
 		}
@@ -82,9 +84,9 @@ func TestTrailersReachTheFirstCallerOnly(t *testing.T) {
 			rw.Header().Set(http.TrailerPrefix+"X-Other", "2")
 		}
 		h := w.wrap(t)
-		trailer := send(t.Context(), h, order("a")).Result().Trailer //nolint:bodyclose // a recorder's
+		trailer := send(t.Context(), h, order("a")).Result().Trailer
 		require.Equal(t, "1", trailer.Get("X-Sum"))
 		require.Equal(t, "2", trailer.Get("X-Other"))
-		require.Empty(t, send(t.Context(), h, order("a")).Result().Trailer) //nolint:bodyclose // a recorder's
+		require.Empty(t, send(t.Context(), h, order("a")).Result().Trailer)
 	})
 }

@@ -241,13 +241,13 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if c.provider.Errors != nil {
 		c.table = *c.provider.Errors
 	}
-	if err := c.prepare(); err != nil {
+	ctx := req.Context()
+	if err := c.prepare(ctx); err != nil {
 		closeBody(req)
 		return nil, err
 	}
 	defer closeBody(req)
 	defer c.budget.Begin()()
-	ctx := req.Context()
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		total, cancel = context.WithTimeout(ctx, t.config.Total)

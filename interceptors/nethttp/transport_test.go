@@ -2,11 +2,9 @@ package nethttp_test
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
@@ -178,6 +176,7 @@ func TestWhatAStatusIsWorth(t *testing.T) {
 			p := sequence(status, http.StatusCreated)
 			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
 			require.Equal(t, transient, resp.StatusCode == http.StatusCreated, status)
 			end, _ := nethttp.EndOf(resp)
 			require.False(t, end.Unknown, status)
@@ -201,6 +200,7 @@ func TestRetryAfterIsTheLeastWait(t *testing.T) {
 			}}
 			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
 			require.Equal(t, http.StatusOK, resp.StatusCode, name)
 			require.GreaterOrEqual(t, time.Since(start), 19*time.Second, name)
 
@@ -210,6 +210,7 @@ func TestRetryAfterIsTheLeastWait(t *testing.T) {
 			resp, err = call(short, t, transport(t, p), http.MethodPost, "a")
 			cancel()
 			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
 			require.Equal(t, http.StatusTooManyRequests, resp.StatusCode, "no wait that would outlast the deadline")
 			require.Zero(t, time.Since(start))
 		}
@@ -228,6 +229,7 @@ func TestAnotherRunInProgressIsWaitedFor(t *testing.T) {
 		resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 		require.NoError(t, err)
 		require.Equal(t, http.StatusCreated, resp.StatusCode)
+		require.NoError(t, resp.Body.Close())
 		require.Equal(t, 13, p.tries(), "waiting uses up no attempt")
 	})
 }
@@ -364,221 +366,6 @@ func TestBudgetAndBreakerBoundTheTries(t *testing.T) { // G06
 		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "nothing was sent")
 		reason, _ := interceptors.ReasonOf(errors.Unwrap(err))
 		require.Equal(t, dedupv1.Reason_REASON_BREAKER_OPEN, reason)
-	})
-}
-
-func TestWhatARequestLeavesBehindInARun(t *testing.T) { // A04
-	t.Parallel()
-	for name, c := range map[string]struct {
-		method, key string
-		config      func(*nethttp.TransportConfig)
-		p           *provider
-		left        guard.Left
-	}{
-		"a read":                      {http.MethodGet, "", nil, sequence(200), guard.LeftClean},
-		"a success without a key":     {http.MethodPost, "", nil, sequence(200), guard.LeftApplied},
-		"a success under its own key": {http.MethodPost, "a", nil, sequence(200), guard.LeftApplied},
-		"a success under a child key": {http.MethodPost, "", deduplicates, sequence(200), guard.LeftKeyed},
-		"a redirect":                  {http.MethodPost, "", nil, sequence(303), guard.LeftApplied},
-		"a refusal":                   {http.MethodPost, "", nil, sequence(422), guard.LeftClean},
-		"a failure":                   {http.MethodPost, "", deduplicates, sequence(500), guard.LeftUnknown},
-		"a failure, then a success":   {http.MethodPost, "", deduplicates, sequence(500, 200), guard.LeftKeyed},
-		"a lost reply": {http.MethodPost, "", nil, &provider{answer: func(int, *http.Request, string) (*http.Response, error) {
-			return nil, io.EOF
-		}}, guard.LeftUnknown},
-		"never sent": {http.MethodPost, "", nil, &provider{answer: func(int, *http.Request, string) (*http.Response, error) {
-			return nil, errNoWay
-		}}, guard.LeftClean},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				deduplicated := c.config != nil
-				if !deduplicated {
-					c.config = func(*nethttp.TransportConfig) {}
-				}
-				rt := transport(t, c.p, c.config)
-				w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
-					if resp, err := call(r.Context(), t, rt, c.method, c.key); err == nil {
-						_ = resp.Body.Close()
-					}
-					require.Equal(t, c.left, guard.LeftBehind(r.Context()))
-					rw.WriteHeader(http.StatusUnprocessableEntity)
-				}
-				send(t.Context(), w.wrap(t), order("k"))
-				state := w.lookup(t, orders, "k")
-				require.Equal(t, c.left > guard.LeftKeyed, state.GetState() == dedupv1.State_STATE_UNKNOWN)
-				require.Equal(t, c.left == guard.LeftKeyed, state.GetBound())
-				require.Equal(t, deduplicated, strings.HasPrefix(c.p.keys[0], `"ck1:`), "others would not look at a child key")
-			})
-		})
-	}
-}
-
-func TestASecondRunGivesItsRequestsTheSameKeys(t *testing.T) { // C12
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		p := sequence(200)
-		rt := transport(t, p, deduplicates)
-		w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
-			for range 2 {
-				resp, err := call(r.Context(), t, rt, http.MethodPost, "")
-				require.NoError(t, err)
-				require.NoError(t, resp.Body.Close())
-			}
-			rw.WriteHeader(http.StatusServiceUnavailable)
-		}
-		h := w.wrap(t)
-		send(t.Context(), h, order("k"))
-		send(t.Context(), h, order("k"))
-		require.Equal(t, 2, w.count())
-		require.Len(t, p.keys, 4)
-		require.Equal(t, p.keys[:2], p.keys[2:])
-		require.NotEqual(t, p.keys[0], p.keys[1], "two equal calls of one run are two intents")
-	})
-}
-
-func TestTheBodyOfABoundedRunsRequestEndsWithItsLease(t *testing.T) { // A10
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		p := &provider{answer: func(_ int, r *http.Request, _ string) (*http.Response, error) {
-			deadline, ok := r.Context().Deadline()
-			require.True(t, ok)
-			require.LessOrEqual(t, time.Until(deadline), 27*time.Second)
-			return says(http.StatusOK)
-		}}
-		rt := transport(t, p)
-		w.handle = func(_ http.ResponseWriter, r *http.Request, _ int) {
-			resp, err := call(r.Context(), t, rt, http.MethodPost, "")
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-		}
-		send(t.Context(), w.wrap(t, nethttp.WithOthers(nethttp.Route{Basis: dedupv1.Basis_BASIS_BOUNDED, Reconciler: func(*http.Request) guard.Reconciler {
-			return func(context.Context, guard.Attempt) (guard.Verdict, error) { return guard.NotSeen(), nil }
-		}})), order("k"))
-		require.Equal(t, 1, p.tries())
-	})
-}
-
-func guarded(w *world, change ...func(*nethttp.Provider)) func(*nethttp.TransportConfig) {
-	return func(c *nethttp.TransportConfig) {
-		p := nethttp.Provider{Guarded: &nethttp.Guarded{Engine: w.engine, Caller: "ada", Lease: 10 * time.Second}}
-		for _, f := range change {
-			f(&p)
-		}
-		c.Providers = map[string]nethttp.Provider{"api.test": p}
-	}
-}
-
-func TestAGuardedRequestIsSentOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		p := sequence(http.StatusCreated)
-		rt := transport(t, p, guarded(w))
-		first, err := call(t.Context(), t, rt, http.MethodPost, "a")
-		require.NoError(t, err)
-		again, err := call(t.Context(), t, rt, http.MethodPost, "a")
-		require.NoError(t, err)
-		require.Equal(t, 1, p.tries())
-		require.Empty(t, p.keys[0], "our key is none of the callee's")
-		require.Equal(t, "true", again.Header.Get(nethttp.HeaderReplayed))
-		require.Equal(t, first.StatusCode, again.StatusCode)
-		for _, resp := range []*http.Response{first, again} {
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
-			require.Equal(t, "body", string(body))
-		}
-	})
-}
-
-func TestAGuardedTryOfUnknownOutcomeIsNotSentAgain(t *testing.T) { // G01
-	t.Parallel()
-	for name, c := range map[string]struct {
-		answer func(n int, r *http.Request, body string) (*http.Response, error)
-		change func(*nethttp.Provider)
-		state  dedupv1.State
-		tries  int // of two calls
-	}{
-		"lost": {func(int, *http.Request, string) (*http.Response, error) { return nil, io.EOF }, nil, dedupv1.State_STATE_UNKNOWN, 1},
-		"500":  {sequence(500).answer, nil, dedupv1.State_STATE_UNKNOWN, 1},
-		"429":  {sequence(429).answer, nil, dedupv1.State_STATE_UNKNOWN, 1},
-		"429 that means it": {sequence(429, 200).answer, func(p *nethttp.Provider) {
-			p.Guarded.RefusalsApplyNothing = true
-		}, dedupv1.State_STATE_COMPLETED, 2},
-		"422": {sequence(422, 200).answer, nil, dedupv1.State_STATE_COMPLETED, 2},
-		"never sent": {func(n int, _ *http.Request, _ string) (*http.Response, error) {
-			if n == 1 {
-				return nil, errNoWay
-			}
-			return says(200)
-		}, nil, dedupv1.State_STATE_COMPLETED, 2},
-		"a key of its own": {sequence(500, 200).answer, func(p *nethttp.Provider) {
-			p.KeyHeader, p.BareKeys, p.Guarded.Rerun = nethttp.HeaderKey, true, true
-		}, dedupv1.State_STATE_COMPLETED, 2},
-		"a body cut off": {func(int, *http.Request, string) (*http.Response, error) {
-			resp, err := says(200)
-			resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("bo"), cutReader{}))
-			return resp, err
-		}, nil, dedupv1.State_STATE_UNKNOWN, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				p := &provider{answer: c.answer}
-				changes := []func(*nethttp.Provider){}
-				if c.change != nil {
-					changes = append(changes, c.change)
-				}
-				rt := transport(t, p, guarded(w, changes...))
-				for range 2 {
-					resp, err := call(t.Context(), t, rt, http.MethodPost, "a")
-					if err == nil {
-						_ = resp.Body.Close()
-					} else {
-						require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
-					}
-				}
-				record := w.lookup(t, "POST api.test", "a")
-				require.Equal(t, c.state.String(), record.GetState().String())
-				require.Equal(t, c.tries, p.tries())
-				if name == "a key of its own" {
-					require.Equal(t, hex.EncodeToString(record.GetRecordId()), p.keys[0], "the record's id is the callee's key")
-					require.Equal(t, p.keys[0], p.keys[1])
-				}
-			})
-		})
-	}
-}
-
-// cutReader is a connection that breaks.
-type cutReader struct{}
-
-func (cutReader) Read([]byte) (int, error) {
-	return 0, &net.OpError{Op: "read", Err: io.ErrUnexpectedEOF}
-}
-
-func TestAGuardedRequestIsNotSentWhileDedupdIsAway(t *testing.T) { // H01
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.down.Store(true)
-		p := sequence(200)
-		_, err := call(t.Context(), t, transport(t, p, guarded(w)), http.MethodPost, "a") //nolint:bodyclose // there is none
-		require.Error(t, err)
-		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown)
-		require.Zero(t, p.tries())
-
-		w.down.Store(false)
-		w.mute.Store(true)
-		resp, err := call(t.Context(), t, transport(t, p, guarded(w)), http.MethodPost, "b")
-		require.NoError(t, err, "its own answer stands")
-		require.NoError(t, resp.Body.Close())
-		w.mute.Store(false)
 	})
 }
 

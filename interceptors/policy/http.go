@@ -63,7 +63,7 @@ func HTTPRetryAfter(value string, now time.Time) (wait time.Duration, ok bool) {
 	const longest = 365 * 24 * 3600 // seconds
 	value = strings.TrimSpace(value)
 	if n, err := strconv.ParseUint(value, 10, 63); err == nil {
-		return time.Duration(min(n, longest)) * time.Second, true //nolint:gosec // cut to a year
+		return time.Duration(min(n, longest)) * time.Second, true
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
