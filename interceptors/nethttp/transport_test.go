@@ -96,15 +96,32 @@ func transport(t *testing.T, base http.RoundTripper, change ...func(*nethttp.Tra
 
 func deduplicates(c *nethttp.TransportConfig) { c.Others.Deduplicates = true }
 
+// reply is a response, read whole.
+type reply struct {
+	StatusCode int
+	Header     http.Header
+	Body       string
+	end        nethttp.CallEnd
+}
+
 // call sends a request of the method; a key of "" is none.
-func call(ctx context.Context, t *testing.T, rt http.RoundTripper, method, key string) (*http.Response, error) {
+func call(ctx context.Context, t *testing.T, rt http.RoundTripper, method, key string) (*reply, error) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, "https://api.test/charges", io.NopCloser(strings.NewReader("charge 1")))
 	require.NoError(t, err)
 	if key != "" {
 		require.NoError(t, nethttp.SetKey(r, key))
 	}
-	return rt.RoundTrip(r)
+	resp, err := rt.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	end, ok := nethttp.EndOf(resp)
+	require.True(t, ok)
+	return &reply{StatusCode: resp.StatusCode, Header: resp.Header, Body: string(body), end: end}, nil
 }
 
 func TestOnlyWhatIsSafeIsSentAgain(t *testing.T) {
@@ -138,11 +155,9 @@ func TestOnlyWhatIsSafeIsSentAgain(t *testing.T) {
 				require.Equal(t, c.tries, p.tries())
 				if err == nil {
 					require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "the last response is the caller's")
-					end, ok := nethttp.EndOf(resp)
-					require.True(t, ok)
+					end := resp.end
 					require.Equal(t, c.tries, end.Attempts)
 					require.Equal(t, c.method != http.MethodGet, end.Unknown)
-					require.NoError(t, resp.Body.Close())
 				} else {
 					require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
 					require.ErrorIs(t, err, io.ErrUnexpectedEOF)
@@ -176,9 +191,8 @@ func TestWhatAStatusIsWorth(t *testing.T) {
 			p := sequence(status, http.StatusCreated)
 			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
 			require.Equal(t, transient, resp.StatusCode == http.StatusCreated, status)
-			end, _ := nethttp.EndOf(resp)
+			end := resp.end
 			require.False(t, end.Unknown, status)
 		}
 	})
@@ -200,7 +214,6 @@ func TestRetryAfterIsTheLeastWait(t *testing.T) {
 			}}
 			resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
 			require.Equal(t, http.StatusOK, resp.StatusCode, name)
 			require.GreaterOrEqual(t, time.Since(start), 19*time.Second, name)
 
@@ -210,7 +223,6 @@ func TestRetryAfterIsTheLeastWait(t *testing.T) {
 			resp, err = call(short, t, transport(t, p), http.MethodPost, "a")
 			cancel()
 			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
 			require.Equal(t, http.StatusTooManyRequests, resp.StatusCode, "no wait that would outlast the deadline")
 			require.Zero(t, time.Since(start))
 		}
@@ -229,7 +241,6 @@ func TestAnotherRunInProgressIsWaitedFor(t *testing.T) {
 		resp, err := call(t.Context(), t, transport(t, p), http.MethodPost, "a")
 		require.NoError(t, err)
 		require.Equal(t, http.StatusCreated, resp.StatusCode)
-		require.NoError(t, resp.Body.Close())
 		require.Equal(t, 13, p.tries(), "waiting uses up no attempt")
 	})
 }
@@ -256,7 +267,7 @@ func TestATransportSpeaksWithTheMiddleware(t *testing.T) {
 		require.Equal(t, http.StatusCreated, resp.StatusCode)
 		require.Equal(t, "true", resp.Header.Get(nethttp.HeaderReplayed))
 		require.Equal(t, 1, w.count())
-		end, _ := nethttp.EndOf(resp)
+		end := resp.end
 		require.Equal(t, resp.Header.Get(nethttp.HeaderRecord), end.RecordID)
 
 		// Refusals are known by their problem types.
@@ -268,11 +279,9 @@ func TestATransportSpeaksWithTheMiddleware(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, http.StatusConflict, resp.StatusCode)
 		require.Greater(t, p.tries(), before+5, "an unknown outcome that may settle is waited for")
-		end, _ = nethttp.EndOf(resp)
+		end = resp.end
 		require.True(t, end.Unknown)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		require.Contains(t, string(body), "OUTCOME_UNKNOWN", "the body is still the caller's to read")
+		require.Contains(t, resp.Body, "OUTCOME_UNKNOWN", "the body is still the caller's to read")
 	})
 }
 
@@ -286,7 +295,7 @@ func TestARequestThatWasNeverSentAppliedNothing(t *testing.T) {
 				}
 				return nil, errNoWay
 			}}
-			_, err := call(t.Context(), t, transport(t, p), http.MethodPost, "") //nolint:bodyclose // there is none
+			_, err := call(t.Context(), t, transport(t, p), http.MethodPost, "")
 			require.Error(t, err)
 			require.Equal(t, sent, errors.Is(err, interceptors.ErrOutcomeUnknown))
 			require.Equal(t, 1, p.tries())
@@ -302,18 +311,18 @@ func TestTimesEndATryAndTheCall(t *testing.T) {
 			return nil, context.Cause(r.Context())
 		}}
 		start := time.Now()
-		_, err := call(t.Context(), t, transport(t, hang), http.MethodPost, "a") //nolint:bodyclose // there is none
+		_, err := call(t.Context(), t, transport(t, hang), http.MethodPost, "a")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
 		require.Equal(t, time.Minute, time.Since(start), "60 s in all where the context has no deadline")
 
-		_, err = call(t.Context(), t, transport(t, hang, func(c *nethttp.TransportConfig) { c.PerTry = time.Second }), http.MethodPost, "a") //nolint:bodyclose // there is none
+		_, err = call(t.Context(), t, transport(t, hang, func(c *nethttp.TransportConfig) { c.PerTry = time.Second }), http.MethodPost, "a")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, 6, hang.tries(), "five tries, each cut")
 
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		_, err = call(ctx, t, transport(t, hang), http.MethodPost, "a") //nolint:bodyclose // there is none
+		_, err = call(ctx, t, transport(t, hang), http.MethodPost, "a")
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
 
@@ -324,9 +333,7 @@ func TestTimesEndATryAndTheCall(t *testing.T) {
 		}}
 		resp, err := call(t.Context(), t, transport(t, slow, func(c *nethttp.TransportConfig) { c.PerTry = time.Second }), http.MethodPost, "a")
 		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err, "what ends a try by time ends with its headers")
-		require.Equal(t, "slow", string(body))
+		require.Equal(t, "slow", resp.Body)
 	})
 }
 
@@ -355,13 +362,10 @@ func TestBudgetAndBreakerBoundTheTries(t *testing.T) { // G06
 		p := sequence(http.StatusServiceUnavailable)
 		rt := transport(t, p, func(c *nethttp.TransportConfig) { c.Breaker = policy.BreakerSettings{MinCalls: 5, OpenFor: time.Hour} })
 		for range 4 {
-			resp, err := call(t.Context(), t, rt, http.MethodPost, "a")
-			if err == nil {
-				_ = resp.Body.Close()
-			}
+			_, _ = call(t.Context(), t, rt, http.MethodPost, "a")
 		}
 		require.Less(t, p.tries(), 20, "held back")
-		_, err := call(t.Context(), t, rt, http.MethodPost, "a") //nolint:bodyclose // there is none
+		_, err := call(t.Context(), t, rt, http.MethodPost, "a")
 		require.Error(t, err)
 		require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "nothing was sent")
 		reason, _ := interceptors.ReasonOf(errors.Unwrap(err))
