@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 type childKeyVectors struct {
@@ -30,12 +32,12 @@ func TestChildKeysOfTheVectors(t *testing.T) { // C12
 	require.Len(t, file.Steps, 5)
 	all := map[string]bool{}
 	for _, v := range file.Calls {
-		require.Equal(t, v.Key, childKey(unhex(v.Record), v.Method, unhex(v.Fingerprint), v.Earlier), v.Name)
+		require.Equal(t, v.Key, keying.Child(unhex(v.Record), v.Method, unhex(v.Fingerprint), v.Earlier), v.Name)
 		require.NoError(t, validateKey(v.Key))
 		all[v.Key] = true
 	}
 	for _, v := range file.Steps {
-		require.Equal(t, v.Key, stepKey(unhex(v.Record), v.Step), v.Name)
+		require.Equal(t, v.Key, keying.Step(unhex(v.Record), v.Step), v.Name)
 		all[v.Key] = true
 	}
 	require.Len(t, all, len(file.Calls)+len(file.Steps))

@@ -4,18 +4,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"strconv"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
-
-// least is the shortest time in which a try could end.
-const least = time.Millisecond
 
 // ClientOptions returns what makes a client's unary calls carry keys and be
 // tried again where that is safe: grpc.NewClient(target, options...). The chain
@@ -203,21 +200,9 @@ func (c *clientCall) markRun(ctx context.Context, err error) {
 	case err != nil && c.unknown():
 		guard.Mark(ctx, guard.LeftUnknown)
 	case err != nil && c.effect != policy.EffectApplied:
-	case c.keyed && isChildKey(*c.key) && c.acknowledged:
+	case c.keyed && keying.IsChild(*c.key) && c.acknowledged:
 		guard.Mark(ctx, guard.LeftKeyed)
 	default:
 		guard.Mark(ctx, guard.LeftApplied)
-	}
-}
-
-// sleep waits for d; false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

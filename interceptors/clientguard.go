@@ -15,6 +15,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -103,7 +104,7 @@ func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(po
 		call.Caller = []byte(c.identity.caller)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		call.MaxRun = max(time.Until(deadline), least)
+		call.MaxRun = max(time.Until(deadline), tries.Least)
 	}
 	var answer policy.Answer
 	var sendErr error

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 type pinKey struct{}
@@ -34,12 +35,12 @@ func (c *client) pin(ctx context.Context, method string, req, reply any, cc *grp
 func (c *client) freshKey(ctx context.Context, method string) string {
 	p, _ := ctx.Value(pinKey{}).(*pin)
 	if p == nil || p.client != c || p.method != method {
-		return freshKey(time.Now())
+		return keying.Fresh(time.Now())
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.key == "" {
-		p.key = freshKey(time.Now())
+		p.key = keying.Fresh(time.Now())
 	}
 	return p.key
 }
@@ -95,9 +96,9 @@ func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 // childKey returns the key of a call that a keyed handler makes.
 func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) {
 	digest := c.fp.GetDigest()
-	c.named = sha256.Sum256(lengthPrefixed(c.method, string(digest)))
+	c.named = sha256.Sum256(keying.LengthPrefixed(c.method, string(digest)))
 	c.number, _ = guard.CallNumber(ctx, c.named)
-	return childKey(guard.RecordIDFrom(ctx), c.method, digest, c.number), true
+	return keying.Child(guard.RecordIDFrom(ctx), c.method, digest, c.number), true
 }
 
 // takesChildKey reports whether the call is one that a keyed handler makes and

@@ -2,12 +2,12 @@ package interceptors
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc/metadata"
 
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -17,36 +17,18 @@ type sendFunc func(ctx context.Context, trailer *metadata.MD) error
 // loop tries until there is an answer or no sense in going on. Where it is not
 // ok, last is the last server's error, nil before the first answer.
 func (c *clientCall) loop(ctx context.Context, send sendFunc) (ok bool, last error) {
-	release := func() {}
-	defer func() { release() }() // also if the try panics
-	for {
-		if ctx.Err() != nil {
-			return false, last
-		}
-		answer, err := c.try(ctx, send)
-		release()
-		if err == nil {
-			return true, nil
-		}
-		last = err
-		c.retry = answer.Retry
-		wait, again := c.next(answer)
-		if deadline, ok := ctx.Deadline(); again && ok && time.Until(deadline) < wait+least {
-			again = false
-		}
-		if again && answer.Retry == policy.Transient {
-			// Asked for before the wait: calls that fail together would else come
-			// out of their waits together.
-			release, again = c.permit(ctx)
-		}
-		if !again {
-			return false, last
-		}
-		c.observe.retry(ctx, c.method, answer, err)
-		if !sleep(ctx, wait) {
-			return false, last
-		}
-	}
+	return tries.Loop{
+		Try: func(ctx context.Context) (policy.Answer, error) {
+			answer, err := c.try(ctx, send)
+			c.retry = answer.Retry // of the last try: whether the call may be parked
+			return answer, err
+		},
+		Next:   c.next,
+		Permit: c.permit,
+		Retrying: func(ctx context.Context, answer policy.Answer, err error) {
+			c.observe.retry(ctx, c.method, answer, err)
+		},
+	}.Run(ctx)
 }
 
 // permit asks the connection's budget for a retry.
@@ -149,20 +131,8 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 // next says whether and when to go on. Waiting for somebody else's run uses up
 // no attempt; being held back by the breaker does.
 func (c *clientCall) next(answer policy.Answer) (time.Duration, bool) {
-	switch answer.Retry {
-	case policy.Wait:
-		if !c.protected() {
-			return 0, false
-		}
+	if answer.Retry == policy.Wait {
 		c.waits++
-		return c.backoff.Wait(0, answer.Hint, rand.Int64N), true
-	case policy.Transient:
-		tries := c.attempts + c.held - c.waits
-		if !c.protected() || tries >= c.maxAttempts {
-			return 0, false
-		}
-		return c.backoff.Wait(tries-1, answer.Hint, rand.Int64N), true
-	case policy.AsTable, policy.Permanent, policy.Stop:
 	}
-	return 0, false
+	return tries.Next(answer, c.protected(), c.attempts+c.held-c.waits, c.maxAttempts, c.backoff)
 }

@@ -1,25 +1,20 @@
 package interceptors
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"strings"
-	"time"
-	"unicode"
-	"unicode/utf8"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 const (
 	// MaxKey is the greatest length of a key, in bytes.
-	MaxKey = 255
+	MaxKey = keying.Max
 
 	hashedKeyPrefix = "sha256:"
-	childKeyPrefix  = "ck1:"
 )
 
 // Key makes a key from business facts, such as Key("charge", "order", id): the
@@ -44,7 +39,7 @@ func Key(parts ...string) (string, error) {
 		if part == "" {
 			return "", keyInvalid(fmt.Sprintf("part %d of %d of the key is empty", i+1, len(parts)))
 		}
-		if spaceAtEnd(part) {
+		if keying.SpaceAtEnd(part) {
 			return "", keyInvalid(fmt.Sprintf("part %d of %d of the key starts or ends with white space; it is refused, not trimmed", i+1, len(parts)))
 		}
 		if i > 0 {
@@ -62,48 +57,19 @@ func Key(parts ...string) (string, error) {
 		}
 	}
 	key := b.String()
-	if len(key) > MaxKey || strings.HasPrefix(key, hashedKeyPrefix) || strings.HasPrefix(key, childKeyPrefix) {
+	if len(key) > MaxKey || strings.HasPrefix(key, hashedKeyPrefix) || strings.HasPrefix(key, keying.ChildPrefix) {
 		sum := sha256.Sum256([]byte(key))
 		key = hashedKeyPrefix + hex.EncodeToString(sum[:])
 	}
 	return key, nil
 }
 
-// freshKey returns a UUID of version 7 (RFC 9562): a key for one intent that has
-// no name of its own. Its order by time keeps new keys together in a store.
-func freshKey(now time.Time) string {
-	var u [16]byte
-	_, _ = rand.Read(u[6:]) // it never fails: the runtime ends the process first
-	var ms [8]byte
-	binary.BigEndian.PutUint64(ms[:], uint64(now.UnixMilli()))
-	copy(u[:6], ms[2:])
-	u[6] = u[6]&0x0f | 0x70
-	u[8] = u[8]&0x3f | 0x80
-	text := make([]byte, 0, 36)
-	for i, part := range [...][]byte{u[:4], u[4:6], u[6:8], u[8:10], u[10:]} {
-		if i > 0 {
-			text = append(text, '-')
-		}
-		text = hex.AppendEncode(text, part)
-	}
-	return string(text)
-}
-
 // validateKey refuses a key that dedupd would refuse, before anything is sent.
 func validateKey(key string) error {
-	if n := len(key); n == 0 || n > MaxKey {
-		return keyInvalid(fmt.Sprintf("key is %d bytes, 1 to %d are allowed", n, MaxKey))
-	}
-	if spaceAtEnd(key) {
-		return keyInvalid("key starts or ends with white space; it is refused, not trimmed")
+	if fault := keying.Fault(key); fault != "" {
+		return keyInvalid(fault)
 	}
 	return nil
-}
-
-func spaceAtEnd(s string) bool {
-	first, _ := utf8.DecodeRuneInString(s)
-	last, _ := utf8.DecodeLastRuneInString(s)
-	return unicode.IsSpace(first) || unicode.IsSpace(last)
 }
 
 func keyInvalid(message string) error {

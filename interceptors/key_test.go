@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 type keyVectors struct {
@@ -137,7 +138,7 @@ func TestFreshKeysAreUUIDsOfVersion7(t *testing.T) { // C12
 	now := time.UnixMilli(1795900000123)
 	seen := map[string]bool{}
 	for range 1000 {
-		key := freshKey(now)
+		key := keying.Fresh(now)
 		require.NoError(t, validateKey(key))
 		require.False(t, seen[key])
 		seen[key] = true
@@ -149,7 +150,7 @@ func TestFreshKeysAreUUIDsOfVersion7(t *testing.T) { // C12
 		sec, nsec := id.Time().UnixTime()
 		require.Equal(t, now, time.Unix(sec, nsec))
 	}
-	require.Less(t, freshKey(now), freshKey(now.Add(time.Millisecond)))
+	require.Less(t, keying.Fresh(now), keying.Fresh(now.Add(time.Millisecond)))
 }
 
 func FuzzIncomingKey(f *testing.F) {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 // deriveKey makes a call's key from the fields of its request that the method's
@@ -50,7 +51,7 @@ func keyFieldValue(m protoreflect.Message, name string) (string, error) {
 	if text == "" {
 		return "", missing
 	}
-	if spaceAtEnd(text) {
+	if keying.SpaceAtEnd(text) {
 		return "", keyInvalid("the key is derived from the field " + name + ", which starts or ends with white space; it is refused, not trimmed")
 	}
 	return text, nil

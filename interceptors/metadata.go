@@ -32,9 +32,6 @@ const (
 	// TrailerTrace carries the trace context of the run that a replayed answer goes
 	// back to, as in a traceparent header.
 	TrailerTrace = "idempotency-traceparent"
-
-	// metadataPrefix starts every name above; none of them is ever replayed.
-	metadataPrefix = "idempotency-"
 )
 
 // incomingKey returns the key that a call's metadata carries, and whether it

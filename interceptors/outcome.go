@@ -3,8 +3,6 @@ package interceptors
 import (
 	"crypto/sha256"
 	"fmt"
-	"slices"
-	"strings"
 
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
@@ -14,15 +12,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/replay"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 // Limits of an outcome, beside the response's, which the grant tells.
 const (
-	maxStatusBytes     = 64 << 10
-	maxMetadataEntries = 64
-	maxMetadataName    = 255
-	maxMetadataValue   = 8 << 10
+	maxStatusBytes = 64 << 10
 
 	typeURLPrefix = "type.googleapis.com/"
 )
@@ -36,42 +32,15 @@ type allowList struct {
 // newAllowList refuses names that are no metadata names, or that must never
 // reach a later caller.
 func newAllowList(headers, trailers []string) (allowList, error) {
-	h, err := allowedNames("header", headers)
+	h, err := replay.Names("header", headers)
 	if err != nil {
 		return allowList{}, err
 	}
-	t, err := allowedNames("trailer", trailers)
+	t, err := replay.Names("trailer", trailers)
 	if err != nil {
 		return allowList{}, err
 	}
 	return allowList{headers: h, trailers: t}, nil
-}
-
-func allowedNames(kind string, names []string) ([]string, error) {
-	out := make([]string, 0, len(names))
-	for _, name := range names {
-		if len(name) == 0 || len(name) > maxMetadataName || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-			return nil, fmt.Errorf("replay %s %q is no metadata name: 1 to %d of a-z 0-9 - _ . are allowed", kind, name, maxMetadataName)
-		}
-		if deniedName(name) {
-			return nil, fmt.Errorf("replay %s %q would hand one caller's secrets or the transport's own data to another, take it off the list", kind, name)
-		}
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
-}
-
-// deniedName reports whether metadata of that name is never replayed, whatever
-// a policy says.
-func deniedName(name string) bool {
-	switch name {
-	case "set-cookie", "set-cookie2", "cookie", "authorization", "www-authenticate",
-		"proxy-authorization", "proxy-authenticate", "authentication-info",
-		"content-type", "user-agent", "te":
-		return true
-	}
-	return strings.HasPrefix(name, "grpc-") || strings.HasPrefix(name, metadataPrefix) || strings.HasPrefix(name, ":")
 }
 
 // newOutcome returns what a handler's end is stored as: the status that the
@@ -86,8 +55,8 @@ func deniedName(name string) bool {
 // gRPC could not send either.
 func newOutcome(resp proto.Message, err error, headers, trailers metadata.MD, allow allowList, maxBytes int64) (*dedupv1.Outcome, error) {
 	o := &dedupv1.Outcome{
-		Headers:  keptMetadata(headers, allow.headers),
-		Trailers: keptMetadata(trailers, allow.trailers),
+		Headers:  replay.Metadata(headers, allow.headers),
+		Trailers: replay.Metadata(trailers, allow.trailers),
 	}
 	if err != nil {
 		o.Status, err = encodeStatus(policy.StatusOf(err))
@@ -125,23 +94,6 @@ func encodeStatus(s *status.Status) ([]byte, error) {
 		reason:  dedupv1.Reason_REASON_OUTCOME_NOT_STORED,
 		message: fmt.Sprintf("the first answer was an error with code %v whose status of %d bytes is over the limit of %d and was not stored", s.Code(), len(b), maxStatusBytes),
 	}.err()))
-}
-
-// keptMetadata returns the allowed entries in one order, so that equal outcomes
-// have equal hashes.
-func keptMetadata(md metadata.MD, names []string) []*dedupv1.MetadataEntry {
-	var out []*dedupv1.MetadataEntry
-	for _, name := range names {
-		values := md[name]
-		if len(out)+len(values) > maxMetadataEntries ||
-			slices.ContainsFunc(values, func(v string) bool { return len(v) > maxMetadataValue }) {
-			continue
-		}
-		for _, v := range values {
-			out = append(out, &dedupv1.MetadataEntry{Key: name, Value: []byte(v)})
-		}
-	}
-	return out
 }
 
 // replayOutcome returns what a repeat of a call of method gets: the same status,
@@ -220,7 +172,7 @@ func replayedMetadata(entries []*dedupv1.MetadataEntry) metadata.MD {
 	}
 	md := make(metadata.MD, len(entries))
 	for _, e := range entries {
-		if name := e.GetKey(); !deniedName(name) {
+		if name := e.GetKey(); !replay.Denied(name) {
 			md[name] = append(md[name], string(e.GetValue()))
 		}
 	}

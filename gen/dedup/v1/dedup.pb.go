@@ -608,7 +608,8 @@ type Outcome struct {
 	// google.rpc.Status, serialised, kept byte for byte; empty means OK. At most
 	// 64 KiB.
 	Status []byte `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// The response of a success. Absent: there was none.
+	// The response of a success; of a failure only where an HTTP door stored it, as
+	// an HttpResponse. Absent: there was none.
 	//
 	// Types that are valid to be assigned to Result:
 	//

@@ -1,0 +1,39 @@
+package nethttp
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// mark is what a handler says of its own response, beyond the status.
+type mark = int32
+
+const (
+	markNone mark = iota
+	markNotApplied
+	markUnknown
+	markFinal
+)
+
+type markKey struct{}
+
+func say(ctx context.Context, m mark) {
+	if said, ok := ctx.Value(markKey{}).(*atomic.Int32); ok {
+		said.Store(m)
+	}
+}
+
+// SayNotApplied says of a keyed handler's failing response that nothing was
+// applied, effects of calls further down included, and nothing of this run can
+// still be: the key is free again, whatever the status. Of several the last
+// counts; outside a keyed handler it does nothing. Responses below 400 are
+// successes, whatever is said.
+func SayNotApplied(ctx context.Context) { say(ctx, markNotApplied) }
+
+// SayOutcomeUnknown says that the effect may have been applied, whatever the
+// status.
+func SayOutcomeUnknown(ctx context.Context) { say(ctx, markUnknown) }
+
+// SayFinal says that a failing response is the request's answer for good: it is
+// stored for the full retention and every repeat gets it.
+func SayFinal(ctx context.Context) { say(ctx, markFinal) }

@@ -1,0 +1,480 @@
+package nethttp_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/nethttp"
+)
+
+const orders = "POST /orders"
+
+func TestARepeatGetsTheFirstResponse(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		h := w.wrap(t)
+		first := send(t.Context(), h, order(`"order 1"`))
+		require.Equal(t, http.StatusCreated, first.Code)
+		require.Equal(t, `{"order":1}`, first.Body.String())
+		require.NotEmpty(t, first.Header().Get(nethttp.HeaderExpires))
+
+		repeat := send(t.Context(), h, order(`"order 1";x=1`))
+		requireReplayed(t, first, repeat)
+		require.Equal(t, "/orders/1", repeat.Header().Get("Location"))
+		require.Equal(t, 1, w.count())
+		require.Equal(t, dedupv1.State_STATE_COMPLETED, w.lookup(t, orders, "order 1").GetState())
+
+		send(t.Context(), h, order(`"order 1"`, with("Authorization", "Bearer bob")))
+		require.Equal(t, 2, w.count(), "keys of two callers never meet")
+		send(t.Context(), h, order(`"order 1"`, at(http.MethodPost, "/refunds")))
+		require.Equal(t, 3, w.count(), "another operation")
+		require.Equal(t, http.StatusCreated, send(t.Context(), h, order("")).Code)
+		require.Equal(t, 4, w.count(), "without a key it runs")
+	})
+}
+
+func TestOnlyAllowedHeadersAreRepeated(t *testing.T) { // A15
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(rw http.ResponseWriter, _ *http.Request, _ int) {
+			for name, value := range map[string]string{
+				"Set-Cookie": "session=1", "X-Request-Id": "7", "X-Rate-Left": "9", "Content-Language": "en", "X-Bad": "caf\xe9",
+				"Idempotency-Replayed": "true", "Content-Type": "text/plain",
+			} {
+				rw.Header().Set(name, value)
+			}
+			_, _ = io.WriteString(rw, "ok")
+		}
+		h := w.wrap(t, nethttp.WithOthers(nethttp.Route{Policy: &dedupv1.MethodPolicy{ReplayHeaders: []string{"x-rate-left", "x-bad"}}}))
+		first := send(t.Context(), h, order("a"))
+		require.Equal(t, "session=1", first.Header().Get("Set-Cookie"))
+		repeat := send(t.Context(), h, order("a"))
+		requireReplayed(t, first, repeat)
+		require.Equal(t, "9", repeat.Header().Get("X-Rate-Left"))
+		require.Equal(t, "en", repeat.Header().Get("Content-Language"))
+		for _, name := range []string{"Set-Cookie", "X-Request-Id", "X-Bad"} {
+			require.Empty(t, repeat.Header().Get(name), name)
+		}
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestMalformedAndMissingKeysAre400(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		required := nethttp.Route{Policy: &dedupv1.MethodPolicy{Keys: dedupv1.KeyRule_KEY_RULE_REQUIRED}}
+		h := w.wrap(t, nethttp.Strict(), nethttp.WithRoute("/orders", required))
+		p := requireProblem(t, send(t.Context(), h, order("")), http.StatusBadRequest, "key-required")
+		require.Equal(t, "KEY_REQUIRED", p.Reason)
+		for _, key := range []string{`"`, `""`, `bare`, `"` + strings.Repeat("k", 256) + `"`} {
+			p = requireProblem(t, send(t.Context(), h, order(key)), http.StatusBadRequest, "key-invalid")
+			require.Equal(t, "KEY_INVALID", p.Reason)
+			require.NotContains(t, p.Detail, "bare")
+		}
+		requireProblem(t, send(t.Context(), h, order("", with(nethttp.HeaderKey, ""))), http.StatusBadRequest, "key-invalid")
+		require.Zero(t, w.count())
+		require.Equal(t, http.StatusCreated, send(t.Context(), h, order("", at(http.MethodGet, "/orders"))).Code)
+		require.Equal(t, http.StatusCreated, send(t.Context(), h, order("", at(http.MethodPost, "/elsewhere"))).Code)
+		require.Equal(t, 2, w.count(), "safe methods and other routes need none")
+	})
+}
+
+func TestACallerWhoIsNotKnownIsRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		requireProblem(t, send(t.Context(), w.wrap(t), order("a", with("Authorization"))), http.StatusUnauthorized, "")
+		failing, err := nethttp.New(w.engine, nethttp.WithCaller(func(*http.Request) (string, error) { return "ada", errors.New("no") }))
+		require.NoError(t, err)
+		requireProblem(t, send(t.Context(), failing.Wrap(w), order("a")), http.StatusUnauthorized, "")
+		require.Zero(t, w.count())
+	})
+}
+
+func TestAnotherRequestUnderTheKeyIs422(t *testing.T) { // C03
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		h := w.wrap(t, nethttp.WithRoute("/orders/{id}/pay", nethttp.Route{}))
+		pay := at(http.MethodPost, "/orders/1/pay?b=2&a=%7e1")
+		require.Equal(t, http.StatusCreated, send(t.Context(), h, order("a", pay)).Code)
+		for name, change := range map[string]func(*request){
+			"body": saying(`{"item":"two books"}`), "path": at(http.MethodPost, "/orders/2/pay?b=2&a=%7e1"),
+			"query": at(http.MethodPost, "/orders/1/pay?b=3&a=%7e1"), "media type": with("Content-Type", "text/plain"),
+			"encoding": with("Content-Encoding", "gzip"),
+		} {
+			p := requireProblem(t, send(t.Context(), h, order("a", pay, change)), http.StatusUnprocessableEntity, "key-reused")
+			require.Equal(t, "KEY_REUSED", p.Reason, name)
+			require.Len(t, p.Record, 12)
+		}
+		same := send(t.Context(), h, order("a", at(http.MethodPost, "/orders/1/pay?a=~1&b=2"),
+			with("Content-Type", "Application/JSON; charset=utf-8"), with("User-Agent", "other")))
+		require.Equal(t, "true", same.Header().Get(nethttp.HeaderReplayed), "written otherwise, the same request")
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestAConcurrentRequestIs409OrWaits(t *testing.T) { // C05
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(rw http.ResponseWriter, _ *http.Request, _ int) {
+			pass(4 * time.Second)
+			_, _ = io.WriteString(rw, "done")
+		}
+		atOnce, waits := w.wrap(t), w.wrap(t, nethttp.WithOthers(nethttp.Route{Wait: time.Minute}))
+		first := make(chan *httptest.ResponseRecorder)
+		go func() { first <- send(t.Context(), atOnce, order("a")) }()
+		pass(2 * time.Second)
+		busy := send(t.Context(), atOnce, order("a"))
+		p := requireProblem(t, busy, http.StatusConflict, "in-progress")
+		require.Equal(t, "1", busy.Header().Get("Retry-After"))
+		require.Equal(t, int64(2), p.Age)
+
+		repeat := send(t.Context(), waits, order("a"))
+		requireReplayed(t, <-first, repeat)
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestAClientThatLeavesChangesNothing(t *testing.T) { // A01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+			pass(3 * time.Second)
+			if r.Context().Err() == nil {
+				_, _ = io.WriteString(rw, "done")
+			}
+		}
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		send(ctx, w.wrap(t), order("a"))
+		repeat := send(t.Context(), w.wrap(t), order("a"))
+		require.Equal(t, "done", repeat.Body.String())
+		require.Equal(t, 1, w.count())
+
+		w.handle = func(_ http.ResponseWriter, r *http.Request, _ int) { <-r.Context().Done() }
+		cancels := w.wrap(t, nethttp.WithOthers(nethttp.Route{Policy: &dedupv1.MethodPolicy{CallerCancels: true}}))
+		ctx, leave = context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		send(ctx, cancels, order("b"))
+		require.Equal(t, 2, w.count(), "it ends with its client where the route says so")
+	})
+}
+
+func TestAPanicLeavesTheOutcomeUnknownAndGoesOn(t *testing.T) { // A04
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(rw http.ResponseWriter, _ *http.Request, _ int) {
+			rw.WriteHeader(http.StatusCreated)
+			panic(http.ErrAbortHandler) //nolint:forbidigo // what is tested
+		}
+		h := w.wrap(t)
+		require.PanicsWithValue(t, http.ErrAbortHandler, func() { send(t.Context(), h, order("a")) })
+		unknown := send(t.Context(), h, order("a"))
+		p := requireProblem(t, unknown, http.StatusConflict, "outcome-unknown")
+		require.Equal(t, "OUTCOME_UNKNOWN", p.Reason)
+		require.NotEmpty(t, unknown.Header().Get("Retry-After"))
+		require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.lookup(t, orders, "a").GetState())
+		pass(10 * time.Minute)
+		unknown = send(t.Context(), h, order("a"))
+		requireProblem(t, unknown, http.StatusConflict, "outcome-unknown")
+		require.Empty(t, unknown.Header().Get("Retry-After"), "waiting does not help any more")
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestWhatAStatusMeansForTheKey(t *testing.T) { // A04
+	t.Parallel()
+	type after string
+	const stored, again, kept, unknown after = "stored", "runs again", "kept a while", "unknown"
+	means := map[int]after{
+		200: stored, 201: stored, 204: stored, 302: stored, 304: stored,
+		400: kept, 401: again, 403: again, 404: kept, 405: kept, 408: again, 409: kept, 410: kept, 412: kept, 413: kept,
+		415: kept, 416: kept, 418: kept, 422: kept, 425: again, 428: kept, 429: again, 499: unknown,
+		500: unknown, 501: kept, 502: unknown, 503: again, 504: unknown, 507: unknown, 599: unknown,
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		h := w.wrap(t)
+		for httpStatus, want := range means {
+			w.handle = func(rw http.ResponseWriter, _ *http.Request, _ int) {
+				rw.WriteHeader(httpStatus)
+				_, _ = io.WriteString(rw, "why")
+			}
+			key, before := strconv.Itoa(httpStatus), w.count()
+			first := send(t.Context(), h, order(key))
+			require.Equal(t, httpStatus, first.Code)
+			repeat := send(t.Context(), h, order(key))
+			pass(15 * time.Second)
+			late := send(t.Context(), h, order(key))
+			runs := w.count() - before
+			switch want {
+			case stored:
+				requireReplayed(t, first, repeat)
+				requireReplayed(t, first, late)
+				require.Equal(t, 1, runs, key)
+			case kept:
+				requireReplayed(t, first, repeat)
+				require.Equal(t, 2, runs, "a corrected request is not blocked for long after "+key)
+			case again:
+				require.Equal(t, 3, runs, key)
+			case unknown:
+				requireProblem(t, repeat, http.StatusConflict, "outcome-unknown")
+				require.Equal(t, 1, runs, key)
+			}
+		}
+	})
+}
+
+func TestWhatAHandlerSaysOutweighsItsStatus(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		status int
+		say    func(context.Context)
+		route  nethttp.Route
+		state  dedupv1.State
+	}{
+		"not applied": {500, nethttp.SayNotApplied, nethttp.Route{}, dedupv1.State_STATE_RELEASED},
+		"not applied, and the errors are unknown else": {422, nethttp.SayNotApplied, nethttp.Route{
+			Policy: &dedupv1.MethodPolicy{Errors: dedupv1.ErrorRule_ERROR_RULE_UNKNOWN},
+		}, dedupv1.State_STATE_RELEASED},
+		"errors are unknown": {422, func(context.Context) {}, nethttp.Route{
+			Policy: &dedupv1.MethodPolicy{Errors: dedupv1.ErrorRule_ERROR_RULE_UNKNOWN},
+		}, dedupv1.State_STATE_UNKNOWN},
+		"unknown":              {422, nethttp.SayOutcomeUnknown, nethttp.Route{}, dedupv1.State_STATE_UNKNOWN},
+		"final":                {422, nethttp.SayFinal, nethttp.Route{}, dedupv1.State_STATE_COMPLETED},
+		"an effect was marked": {422, guard.MarkEffect, nethttp.Route{}, dedupv1.State_STATE_UNKNOWN},
+		"an effect, but not applied": {422, func(ctx context.Context) {
+			guard.MarkEffect(ctx)
+			nethttp.SayNotApplied(ctx)
+		}, nethttp.Route{}, dedupv1.State_STATE_RELEASED},
+		"nothing said of a success": {201, nethttp.SayNotApplied, nethttp.Route{}, dedupv1.State_STATE_COMPLETED},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+					c.say(r.Context())
+					rw.WriteHeader(c.status)
+				}
+				require.Equal(t, c.status, send(t.Context(), w.wrap(t, nethttp.WithOthers(c.route)), order("a")).Code)
+				require.Equal(t, c.state.String(), w.lookup(t, orders, "a").GetState().String())
+			})
+		})
+	}
+}
+
+func TestDedupdAwayIs503AndNothingRuns(t *testing.T) { // H01
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.down.Store(true)
+		var open int
+		observer := nethttp.WithObserver(nethttp.Observer{Unprotected: func(string) { open++ }})
+		away := send(t.Context(), w.wrap(t), order("a"))
+		p := requireProblem(t, away, http.StatusServiceUnavailable, "store-unavailable")
+		require.Equal(t, "none", p.Effect)
+		require.Equal(t, "1", away.Header().Get("Retry-After"))
+		require.Zero(t, w.count())
+
+		failsOpen := w.wrap(t, observer, nethttp.WithOthers(nethttp.Route{Policy: &dedupv1.MethodPolicy{FailOpen: true}}))
+		require.Equal(t, http.StatusCreated, send(t.Context(), failsOpen, order("a")).Code)
+		require.Equal(t, 1, w.count())
+		require.Equal(t, 1, open)
+	})
+}
+
+func TestAResponseThatCannotBeStoredIsGivenOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(rw http.ResponseWriter, _ *http.Request, _ int) {
+			_, _ = io.WriteString(rw, strings.Repeat("x", 1<<20))
+		}
+		h := w.wrap(t)
+		require.Len(t, send(t.Context(), h, order("a")).Body.String(), 1<<20)
+		p := requireProblem(t, send(t.Context(), h, order("a")), http.StatusGone, "outcome-not-stored")
+		require.Equal(t, "OUTCOME_NOT_STORED", p.Reason)
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestABodyOverTheLimitIs413(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		h := w.wrap(t, nethttp.WithMaxBody(10), nethttp.WithRoute("POST /large", nethttp.Route{MaxBody: 20}))
+		requireProblem(t, send(t.Context(), h, order("a", saying("12345678901"))), http.StatusRequestEntityTooLarge, "")
+		require.Zero(t, w.count())
+		var got string
+		w.handle = func(_ http.ResponseWriter, r *http.Request, _ int) {
+			b, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			require.Equal(t, int64(len(b)), r.ContentLength)
+			got = string(b)
+		}
+		send(t.Context(), h, order("a", saying("1234567890")))
+		require.Equal(t, "1234567890", got, "the handler reads what was read before")
+		send(t.Context(), h, order("a", at(http.MethodPost, "/large"), saying("12345678901")))
+		require.Equal(t, "12345678901", got)
+		send(t.Context(), h, order("", saying(strings.Repeat("x", 50))))
+		require.Len(t, got, 50, "requests without a key are not limited here")
+	})
+}
+
+func TestAnExpiredKeyIs422(t *testing.T) { // B11
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		h := w.wrap(t)
+		send(t.Context(), h, order("a"))
+		pass(2 * time.Hour)
+		requireProblem(t, send(t.Context(), h, order("a")), http.StatusUnprocessableEntity, "key-expired")
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestAReconcilerSettlesWhatALostRunDid(t *testing.T) { // A05
+	t.Parallel()
+	for name, applied := range map[string]bool{"the effect is there": true, "it is not": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.handle = func(rw http.ResponseWriter, _ *http.Request, n int) {
+					if n == 1 {
+						panic(http.ErrAbortHandler) //nolint:forbidigo // stands for a crash
+					}
+					_, _ = io.WriteString(rw, "run 2")
+				}
+				route := nethttp.Route{Basis: dedupv1.Basis_BASIS_FENCED, Reconciler: func(r *http.Request) guard.Reconciler {
+					return func(_ context.Context, a guard.Attempt) (guard.Verdict, error) {
+						body, err := io.ReadAll(r.Body)
+						if err != nil || !applied {
+							return guard.NotApplied(), err
+						}
+						o, err := (&nethttp.Response{Status: http.StatusAccepted, Body: body}).Outcome(a.MaxOutcomeBytes)
+						return guard.Applied(o), err
+					}
+				}}
+				h := w.wrap(t, nethttp.WithOthers(route))
+				require.Panics(t, func() { send(t.Context(), h, order("a")) })
+				retry := send(t.Context(), h, order("a"))
+				require.Empty(t, retry.Header().Get(nethttp.HeaderReplayed))
+				if applied {
+					require.Equal(t, http.StatusAccepted, retry.Code)
+					require.Equal(t, order("").body, retry.Body.String())
+					require.Equal(t, 1, w.count())
+				} else {
+					require.Equal(t, "run 2", retry.Body.String())
+					require.Equal(t, 2, w.count())
+				}
+				require.Equal(t, "true", send(t.Context(), h, order("a")).Header().Get(nethttp.HeaderReplayed))
+			})
+		})
+	}
+}
+
+func TestWorkHandedOverIsAcceptedThenInProgressThenDone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var token string
+		w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+			var err error
+			token, err = guard.Handoff(r.Context(), time.Hour)
+			require.NoError(t, err)
+			rw.WriteHeader(http.StatusAccepted)
+		}
+		h := w.wrap(t)
+		require.Equal(t, http.StatusAccepted, send(t.Context(), h, order("a")).Code)
+		pass(time.Minute)
+		p := requireProblem(t, send(t.Context(), h, order("a")), http.StatusConflict, "in-progress")
+		require.Equal(t, int64(60), p.Age)
+
+		g, err := w.join(t).Resume(token)
+		require.NoError(t, err)
+		o, err := (&nethttp.Response{Status: http.StatusCreated, Body: []byte("made")}).Outcome(g.Attempt().MaxOutcomeBytes)
+		require.NoError(t, err)
+		_, err = g.Complete(t.Context(), o)
+		require.NoError(t, err)
+		done := send(t.Context(), h, order("a"))
+		require.Equal(t, http.StatusCreated, done.Code)
+		require.Equal(t, "made", done.Body.String())
+		require.Equal(t, 1, w.count())
+	})
+}
+
+func TestObservedRoutesRunAlwaysAndAreCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var seen []string
+		h := w.wrap(t, nethttp.WithObserver(nethttp.Observer{Observed: func(_ string, would guard.Sight, _ dedupv1.Reason) {
+			seen = append(seen, would.String())
+		}}), nethttp.WithOthers(nethttp.Route{MaxBody: 20, Policy: &dedupv1.MethodPolicy{Keys: dedupv1.KeyRule_KEY_RULE_OBSERVE}}))
+		var bodies []int
+		w.handle = func(_ http.ResponseWriter, r *http.Request, _ int) {
+			b, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			bodies = append(bodies, len(b))
+		}
+		send(t.Context(), h, order("a"))
+		synctest.Wait()
+		send(t.Context(), h, order("a"))
+		send(t.Context(), h, order("a", saying("other")))
+		send(t.Context(), h, order("a", saying(strings.Repeat("x", 30))))
+		send(t.Context(), h, order(`"`))
+		send(t.Context(), h, order("b", with("Authorization")))
+		require.Equal(t, []string{"run", "replay", "mismatch", "refuse", "refuse", "refuse"}, seen)
+		require.Equal(t, []int{15, 15, 5, 30, 15, 15}, bodies)
+	})
+}
+
+func TestFaultsOfTheOptionsAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	engine := &guard.Engine{}
+	p := func(p *dedupv1.MethodPolicy) nethttp.Route { return nethttp.Route{Policy: p} }
+	for fault, opts := range map[string][]nethttp.Option{
+		"WithCaller":      {},
+		"once":            {nethttp.WithCaller(bearer), nethttp.SharedCaller()},
+		"is nil":          {nethttp.WithCaller(nil)},
+		"max body":        {nethttp.SharedCaller(), nethttp.WithMaxBody(0)},
+		"error hold":      {nethttp.SharedCaller(), nethttp.WithErrorHold(time.Hour)},
+		"parsing":         {nethttp.SharedCaller(), nethttp.WithRoute("POST  /{", nethttp.Route{})},
+		"conflicts":       {nethttp.SharedCaller(), nethttp.WithRoute("/a/{b}", nethttp.Route{}), nethttp.WithRoute("/{a}/b", nethttp.Route{})},
+		"set-cookie":      {nethttp.SharedCaller(), nethttp.WithOthers(p(&dedupv1.MethodPolicy{ReplayHeaders: []string{"set-cookie"}}))},
+		"one message":     {nethttp.SharedCaller(), nethttp.WithOthers(p(&dedupv1.MethodPolicy{ReplayHeaders: []string{"date"}}))},
+		"later version":   {nethttp.SharedCaller(), nethttp.WithOthers(p(&dedupv1.MethodPolicy{Keys: 99}))},
+		"lease":           {nethttp.SharedCaller(), nethttp.WithOthers(p(&dedupv1.MethodPolicy{Lease: durationpb.New(time.Hour)}))},
+		"what it rests":   {nethttp.SharedCaller(), nethttp.WithOthers(nethttp.Route{Basis: dedupv1.Basis_BASIS_INBOX})},
+		"negative":        {nethttp.SharedCaller(), nethttp.WithOthers(nethttp.Route{Wait: -1})},
+		"gRPC methods":    {nethttp.SharedCaller(), nethttp.WithOthers(p(&dedupv1.MethodPolicy{KeyFields: []string{"id"}}))},
+		"needs a pattern": {nethttp.SharedCaller(), nethttp.WithRoute("", nethttp.Route{})},
+	} {
+		_, err := nethttp.New(engine, opts...)
+		require.ErrorContains(t, err, fault)
+	}
+	_, err := nethttp.New(nil, nethttp.SharedCaller())
+	require.ErrorContains(t, err, "engine")
+}
