@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -237,14 +236,6 @@ func start(t *testing.T, program string, args ...string) {
 			t.Logf("%s said:\n%s", program, &log)
 		}
 	})
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // loopback
-	require.NoError(t, err)
-	require.NoError(t, lis.Close())
-	return lis.Addr().String()
 }
 
 // keepBusy does, until the test ends, all that the dashboard has a panel for.
