@@ -66,7 +66,7 @@ func pgbench(b *testing.B, dsn, script string, callers int) float64 {
 	const seconds = 5
 	u, err := url.Parse(dsn)
 	require.NoError(b, err)
-	cmd := exec.CommandContext(b.Context(), server.Bin("pgbench"), //nolint:gosec // PostgreSQL's own program
+	cmd := exec.CommandContext(b.Context(), server.Bin("pgbench"),
 		"--no-vacuum", "--protocol=prepared", "--file="+script, "--jobs=2", "--random-seed="+strconv.FormatInt(time.Now().UnixNano(), 10),
 		"--client="+strconv.Itoa(callers), "--time="+strconv.Itoa(seconds), "--host="+server.Dir(), "--username=dedupd", "postgres")
 	cmd.Env = append(os.Environ(), "PGOPTIONS=-c plan_cache_mode=force_custom_plan -c search_path="+u.Query().Get("search_path"))
