@@ -170,7 +170,7 @@ func TestPinsAreTheOpenEntriesHoweverManyActAtOnce(t *testing.T) {
 	var load sync.WaitGroup
 	for i := range callers {
 		load.Go(func() {
-			rng := mathrand.New(mathrand.NewPCG(1, uint64(i))) //nolint:gosec // which calls are made is no secret
+			rng := mathrand.New(mathrand.NewPCG(1, uint64(i)))
 			for range each {
 				h := newHolder(fmt.Sprint(rng.IntN(keys)))
 				h.Lease = storage.MinLease
