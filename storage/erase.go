@@ -7,14 +7,14 @@ import "slices"
 
 // judge answers Redact.
 func (Redact) judge(t *turn) (*Record, Answer) {
-	if ans := t.mayErase(); ans.Verdict == VerdictInProgress {
+	ans := t.mayErase()
+	if ans.Verdict == VerdictInProgress {
 		return nil, ans
 	}
 	t.redact = true
 	for _, e := range t.entries {
 		t.changed = append(t.changed, e.Redacted())
 	}
-	ans := t.mayErase()
 	if t.row == nil || t.row.redacted() {
 		return nil, ans
 	}
@@ -24,7 +24,10 @@ func (Redact) judge(t *turn) (*Record, Answer) {
 // judge answers Forget.
 func (Forget) judge(t *turn) (*Record, Answer) {
 	ans := t.mayErase()
-	t.forget = ans.Verdict != VerdictInProgress
+	if ans.Verdict == VerdictInProgress {
+		return nil, ans
+	}
+	t.forget = true
 	return nil, ans
 }
 

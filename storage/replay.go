@@ -61,14 +61,22 @@ func (t *turn) foundDone(terms Terms) {
 func (t *turn) follow(req Request, next *Record, ans *Answer) {
 	switch q := req.(type) {
 	case Reserve:
-		if t.replayed != nil {
+		switch {
+		case ans.Verdict == VerdictClaimInvalid:
+		case t.replayed != nil:
 			ans.Entry = t.latest(t.replayed)
+		default:
+			ans.Entry = t.oldest()
 		}
 	case Complete:
-		if ans.Conflict != nil {
+		switch {
+		case ans.Conflict != nil:
 			t.parkConflict(q, ans)
-		} else if next != nil {
+		case next != nil:
 			t.followComplete(q, next)
+		}
+		if ans.Entry == nil {
+			ans.Entry = t.oldest()
 		}
 	case Resolve:
 		if next != nil {
@@ -79,18 +87,6 @@ func (t *turn) follow(req Request, next *Record, ans *Answer) {
 			t.followEnd(next, q.Terms)
 		}
 	}
-	if ans.Entry == nil && asksForEntry(req) {
-		ans.Entry = t.oldest()
-	}
-}
-
-// asksForEntry reports whether the caller is told of what waits at the record.
-func asksForEntry(req Request) bool {
-	switch req.(type) {
-	case Reserve, Complete:
-		return true
-	}
-	return false
 }
 
 // followComplete resolves what waited for the work that is done now.

@@ -97,12 +97,12 @@ func addToGroup(groups map[storage.EntryGroup]*storage.EntryGroup, e *storage.De
 func (s *Store) scanEntries(ctx context.Context, q storage.ListEntries, see func(*storage.DeadLetter, int) bool) error {
 	lower := entryIndex(q)
 	bounds := &pebble.IterOptions{LowerBound: lower, UpperBound: after(lower)}
-	switch from := append(slices.Clip(lower), q.After[:]...); {
+	switch from := slices.Concat(lower, q.After[:]); {
 	case q.After == storage.EntryID{}:
 	case q.Newest:
 		bounds.UpperBound = from
 	default:
-		bounds.LowerBound = append(from, 0)
+		bounds.LowerBound = slices.Concat(from, []byte{0})
 	}
 	iter, err := s.db.NewIterWithContext(ctx, bounds)
 	if err != nil {

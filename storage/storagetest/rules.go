@@ -1,10 +1,9 @@
 package storagetest
 
 import (
-	"bytes"
-	cmp2 "cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -34,6 +33,7 @@ func answersOfApply(f *fixture) {
 			"reserve": m.reserve, "complete": m.complete, "release": m.release, "extend": m.extend,
 			"begin run": m.beginRun, "lookup": m.lookup, "resolve": m.resolve, "list": m.list, "sweep": m.sweep,
 		}
+		maps.Copy(actions, m.letterActions())
 		if f.Advance != nil {
 			actions["advance"] = m.advance
 		}
@@ -51,6 +51,7 @@ type mirror struct {
 	records   map[storage.RecordID]*storage.Record
 	letters   map[storage.RecordID][]*storage.DeadLetter
 	attempts  []storage.AttemptID
+	claims    []storage.ReplayClaim // some that were made, and some that were not
 }
 
 // call draws a key, lets ask call the store about it and compares the answer.
@@ -64,80 +65,6 @@ func (m *mirror) call(ask func(ctx context.Context, id storage.Identity, row *st
 		m.Fatalf("%T: %v", req, err)
 	}
 	m.compare(id.RecordID(), req, got)
-}
-
-// compare holds an answer against what the rules say, at one of the times that
-// it may have been judged at, and takes over what they write.
-func (m *mirror) compare(id storage.RecordID, req storage.Request, got storage.Answer) {
-	m.Helper()
-	diff := ""
-	for _, now := range judgedAt(req, got) {
-		c := storage.Case{Record: m.records[id], Entries: m.letters[id]}
-		change, want := storage.ApplyCase(c, req, now, m.f.Store.Skew())
-		got := told(req, got)
-		got.Now = now
-		d := cmp.Diff(told(req, want), got, cmpopts.EquateEmpty())
-		if d != "" && c.Record != nil && c.Record.OverAt(now) { // it may have been swept
-			c.Record = nil
-			change, want = storage.ApplyCase(c, req, now, m.f.Store.Skew())
-			d = cmp.Diff(told(req, want), got, cmpopts.EquateEmpty())
-		}
-		if d == "" {
-			m.write(id, change)
-			return
-		}
-		diff = d
-	}
-	m.Fatalf("%T differs from storage.ApplyCase (-want +got):\n%s", req, diff)
-}
-
-// told is what every store tells: the request of an entry by Claim only.
-func told(req storage.Request, a storage.Answer) storage.Answer {
-	if _, ok := req.(storage.Claim); !ok && a.Entry != nil {
-		e := *a.Entry
-		e.Request, a.Entry = nil, &e
-	}
-	return a
-}
-
-// judgedAt are the times that a store may have judged at: that of the answer
-// where nothing was written, else one that the answer shows.
-func judgedAt(req storage.Request, got storage.Answer) []storage.Instant {
-	at := []storage.Instant{got.Now}
-	if got.Record != nil {
-		at = append(at, storage.Instant(got.Record.Version))
-	}
-	if e := got.Entry; e != nil {
-		at = append(at, e.LastParkedAt, e.ClosedAt)
-		switch q := req.(type) {
-		case storage.Claim:
-			at = append(at, e.ClaimEnd.Add(-cmp2.Or(q.Lease, storage.DefaultClaim)))
-		case storage.Settle:
-			at = append(at, e.NotBefore.Add(-q.NotBefore))
-		}
-	}
-	return at
-}
-
-func (m *mirror) write(id storage.RecordID, c storage.Change) {
-	if c.Forget {
-		delete(m.records, id)
-		delete(m.letters, id)
-		return
-	}
-	if c.Record != nil {
-		m.records[id] = c.Record
-	}
-	for _, e := range c.Entries {
-		m.letters[id] = slices.DeleteFunc(slices.Clone(m.letters[id]), func(o *storage.DeadLetter) bool { return o.ID == e.ID })
-		m.letters[id] = append(m.letters[id], e)
-	}
-	slices.SortFunc(m.letters[id], func(a, b *storage.DeadLetter) int { return bytes.Compare(a.ID[:], b.ID[:]) })
-	if c.Redact {
-		for i, e := range m.letters[id] {
-			m.letters[id][i] = e.Redacted()
-		}
-	}
 }
 
 func (m *mirror) attempt() storage.AttemptID {
@@ -269,7 +196,7 @@ func (m *mirror) list(*rapid.T) {
 	}
 	got := map[storage.RecordID]*storage.Record{}
 	for _, r := range page.Records {
-		got[r.Identity.RecordID()] = r
+		got[r.ID()] = r
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		m.Fatalf("the listing differs (-want +got):\n%s", diff)
