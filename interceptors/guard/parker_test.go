@@ -74,6 +74,13 @@ func (d *desk) taken() (keys, parks int) {
 	return len(d.entries), len(d.ids)
 }
 
+// entry is what was parked last for a key; count how often.
+func (d *desk) entry(key string) (last *dedupv1.ParkRequest, count int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.entries[key], d.counts[key]
+}
+
 func away(*dedupv1.ParkRequest) error { return errCut }
 
 func full(*dedupv1.ParkRequest) error {
@@ -165,8 +172,10 @@ func TestWhatDedupdDoesNotTakeIsSpooledOncePerKeyAndDrainedWhenItIsBack(t *testi
 		pass(time.Minute)
 		keys, parks := d.taken()
 		require.Equal(t, []int{2, 2}, []int{keys, parks})
-		require.Equal(t, "try 2", d.entries["k"].GetNote(), "the newest one stands")
-		require.Equal(t, 1, d.counts["lost"], "the park id makes the drain harmless")
+		last, _ := d.entry("k")
+		require.Equal(t, "try 2", last.GetNote(), "the newest one stands")
+		_, count := d.entry("lost")
+		require.Equal(t, 1, count, "the park id makes the drain harmless")
 		require.Zero(t, o.counts().waiting)
 	})
 }
@@ -233,8 +242,8 @@ func TestASpoolOnDiskSurvivesTheProcessAndATornEnd(t *testing.T) {
 		next := &heard{}
 		parker(t, d, next, guard.ParkerConfig{Spool: dir})
 		pass(time.Minute)
-		require.Len(t, d.entries, 2)
-		require.Equal(t, map[string]int{"a": 1, "b": 1}, d.counts)
+		keys, parks := d.taken()
+		require.Equal(t, []int{2, 2}, []int{keys, parks}, "a and b, once each")
 		require.Zero(t, next.counts().waiting)
 		_, err = guard.NewParker(guard.ParkerConfig{DeadLetters: d, Spool: dir})
 		require.ErrorContains(t, err, "another process")
@@ -260,7 +269,8 @@ func TestAFullSpoolIsToldAndKeepsWhatItHas(t *testing.T) {
 				require.Equal(t, heard{spooled: 3, lost: 1, waiting: 2}, o.counts())
 				d.set(nil, false)
 				pass(time.Minute)
-				require.Len(t, d.entries, 2)
+				keys, _ := d.taken()
+				require.Equal(t, 2, keys)
 			})
 		})
 	}
@@ -278,7 +288,8 @@ func TestWhatDedupdRefusesForGoodIsToldAsLost(t *testing.T) {
 		}, false)
 		p := parker(t, d, o, guard.ParkerConfig{})
 		require.NotNil(t, p.Park(t.Context(), letter("large", ""), time.Second).Entry, "better without its request than not at all")
-		require.Nil(t, d.entries["large"].GetRequest())
+		large, _ := d.entry("large")
+		require.Nil(t, large.GetRequest())
 		require.Equal(t, guard.Parked{}, p.Park(t.Context(), letter("hopeless", ""), time.Second))
 		require.Equal(t, heard{parked: 1, lost: 1}, o.counts())
 	})
