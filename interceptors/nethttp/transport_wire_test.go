@@ -60,3 +60,40 @@ func TestRequestsOverARealConnectionHaveOneEffect(t *testing.T) { // A01
 	require.Error(t, err)
 	require.NotErrorIs(t, err, interceptors.ErrOutcomeUnknown, "no connection was had, so nothing was sent")
 }
+
+func TestALargeBodyIsStreamedAndClosedOnce(t *testing.T) {
+	t.Parallel()
+	got := make(chan int64, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if err != nil {
+			n = -1
+		}
+		got <- n
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer srv.Close()
+	rt, err := nethttp.NewTransport(nethttp.TransportConfig{Base: srv.Client().Transport, MaxBody: 10})
+	require.NoError(t, err)
+	body := &closing{Reader: strings.NewReader(strings.Repeat("x", 1<<20))}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL, body)
+	require.NoError(t, err)
+	require.NoError(t, nethttp.SetKey(r, "a"))
+	resp, err := (&http.Client{Transport: rt}).Do(r)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, int64(1<<20), <-got)
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "it is not held, so it is not sent again")
+	require.Equal(t, int64(1), body.closed.Load())
+}
+
+// closing counts how often it is closed.
+type closing struct {
+	io.Reader
+	closed atomic.Int64
+}
+
+func (c *closing) Close() error {
+	c.closed.Add(1)
+	return nil
+}
