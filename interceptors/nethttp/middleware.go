@@ -184,6 +184,10 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, *pro
 	if err != nil {
 		return nil, plainProblem(http.StatusBadRequest, "the body could not be read")
 	}
+	if r.PostForm != nil || r.MultipartForm != nil || r.ContentLength >= 0 && r.ContentLength != int64(len(body)) {
+		// Requests would look alike that are not.
+		return nil, plainProblem(http.StatusInternalServerError, "something outside of the middleware for keys has read the body: put it inside")
+	}
 	return body, nil
 }
 

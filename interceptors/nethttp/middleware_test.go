@@ -342,6 +342,29 @@ func TestABodyOverTheLimitIs413(t *testing.T) {
 	})
 }
 
+func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C03
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for name, read := range map[string]func(*http.Request) error{
+			"parsed": (*http.Request).ParseForm,
+			"read": func(r *http.Request) error {
+				_, err := io.ReadAll(r.Body)
+				return err
+			},
+		} {
+			keys := w.wrap(t)
+			outer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				require.NoError(t, read(r), name)
+				keys.ServeHTTP(rw, r)
+			})
+			form := order("a", saying("item=book"), with("Content-Type", "application/x-www-form-urlencoded"))
+			requireProblem(t, send(t.Context(), outer, form), http.StatusInternalServerError, "")
+		}
+		require.Zero(t, w.count())
+	})
+}
+
 func TestAnExpiredKeyIs422(t *testing.T) { // B11
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -143,7 +143,10 @@ func (c *outgoing) bodyOf() (io.ReadCloser, error) {
 		return c.req.GetBody()
 	}
 	c.sent = true
-	return io.NopCloser(io.MultiReader(bytes.NewReader(c.body), c.req.Body)), nil
+	return struct { // the base closes it, whenever it has sent it
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(c.body), c.req.Body), c.req.Body}, nil
 }
 
 // loop tries until there is an answer or no sense in going on.

@@ -103,6 +103,8 @@ func (c *outgoing) sendGuarded(caller, run context.Context, a guard.Attempt) (se
 	var r *Response
 	if s.resp != nil {
 		r = &Response{Status: s.resp.StatusCode, Header: s.resp.Header}
+		whole := s.resp.Body
+		defer context.AfterFunc(ctx, func() { _ = whole.Close() })() // the answer's time is the run's
 		var err error
 		if r.Body, err = io.ReadAll(s.resp.Body); err != nil {
 			// Its status may be a success, but its answer is lost.

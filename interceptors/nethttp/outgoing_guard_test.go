@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -109,6 +110,35 @@ type cutReader struct{}
 
 func (cutReader) Read([]byte) (int, error) {
 	return 0, &net.OpError{Op: "read", Err: io.ErrUnexpectedEOF}
+}
+
+func TestABatchWithAKeyForEachItemSendsEachOnce(t *testing.T) { // H04
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := &provider{answer: func(n int, _ *http.Request, _ string) (*http.Response, error) {
+			if n == 7 {
+				return nil, errNoWay
+			}
+			return says(http.StatusAccepted)
+		}}
+		rt := transport(t, p, guarded(w), func(c *nethttp.TransportConfig) { c.MaxAttempts = 1 })
+		job := func() error {
+			for recipient := range 10 {
+				key, err := interceptors.Key("mail", "run 1", strconv.Itoa(recipient))
+				require.NoError(t, err)
+				if _, err := call(t.Context(), t, rt, http.MethodPost, key); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		require.Error(t, job(), "the seventh fails, and with it the batch")
+		for range 3 {
+			require.NoError(t, job())
+		}
+		require.Equal(t, 11, p.tries(), "ten mails, one of them tried twice")
+	})
 }
 
 func TestAGuardedRequestIsNotSentWhileDedupdIsAway(t *testing.T) { // H01

@@ -241,12 +241,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if c.provider.Errors != nil {
 		c.table = *c.provider.Errors
 	}
+	defer func() {
+		if !c.sent && req.Body != nil {
+			_ = req.Body.Close()
+		}
+	}()
 	ctx := req.Context()
 	if err := c.prepare(ctx); err != nil {
-		closeBody(req)
 		return nil, err
 	}
-	defer closeBody(req)
 	defer c.budget.Begin()()
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
@@ -255,10 +258,4 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer cancel()
 	err := c.loop(total)
 	return c.end(ctx, err)
-}
-
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close()
-	}
 }
