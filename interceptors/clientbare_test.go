@@ -21,7 +21,9 @@ import (
 )
 
 // declare links in a service whose methods, named by their rules, take and return
-// what Charge does.
+// what Charge does. Call it before t.Parallel: protovalidate, as other tests start
+// dedupd, reads the registry while it reads it, and hangs if a file is registered
+// in between.
 func declare(t *testing.T, service string, rules ...dedupv1.KeyRule) {
 	t.Helper()
 	file := &descriptorpb.FileDescriptorProto{
@@ -43,9 +45,9 @@ func declare(t *testing.T, service string, rules ...dedupv1.KeyRule) {
 }
 
 func TestAKeyProtectsNoCallWhoseServerRunsEveryOne(t *testing.T) { // C12
-	t.Parallel()
 	rules := []dedupv1.KeyRule{dedupv1.KeyRule_KEY_RULE_OFF, dedupv1.KeyRule_KEY_RULE_OBSERVE}
 	declare(t, "BareService", rules...)
+	t.Parallel() // from here on: see declare
 	for _, rule := range rules {
 		method := "/dedup.test.v1.BareService/" + rule.String()
 		// The first answer is lost on its way. It returns how often the handler ran and

@@ -101,9 +101,9 @@ func ordersFile(t *testing.T) protoreflect.FileDescriptor {
 }
 
 func TestTheProtoOptionNamesTheKeyFields(t *testing.T) { // C12
-	t.Parallel()
 	file := ordersFile(t)
 	require.NoError(t, protoregistry.GlobalFiles.RegisterFile(file))
+	t.Parallel() // from here on: see declare
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
 		var keys []string
