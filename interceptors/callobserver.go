@@ -117,10 +117,10 @@ func both3[T any](a, b func(context.Context, string, T)) func(context.Context, s
 
 // report tells how the call ended.
 func (c *clientCall) report(ctx context.Context, err error) {
-	if c.observe.Ended == nil {
+	if c.client.observe.Ended == nil {
 		return
 	}
-	c.observe.Ended(ctx, c.method, CallEnd{
+	c.client.observe.Ended(ctx, c.method, CallEnd{
 		Code: policy.StatusOf(err).Code(), Attempts: c.attempts, RecordID: c.recordID,
 		Replayed: c.replayed, Unknown: err != nil && c.unknown(),
 	})

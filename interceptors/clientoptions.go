@@ -47,7 +47,6 @@ func (o callOption) applyClient(c *clientConfig) error { return o.fn(&c.callConf
 type callConfig struct {
 	key         *string
 	fresh       bool
-	safe        bool
 	maxAttempts int
 	perTry      time.Duration
 	total       time.Duration

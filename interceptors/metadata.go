@@ -31,6 +31,12 @@ const (
 	metadataPrefix = "idempotency-"
 )
 
+// carriesKey reports whether an incoming call has a key, be it one that is
+// refused. It copies nothing: most calls have none.
+func carriesKey(ctx context.Context) bool {
+	return len(metadata.ValueFromIncomingContext(ctx, HeaderKey))+len(metadata.ValueFromIncomingContext(ctx, HeaderKeyBin)) > 0
+}
+
 // incomingKey returns the key that a call's metadata carries, and whether it
 // carries one. A key that breaks a limit, or two that differ, is refused with
 // KEY_INVALID; an empty one is never taken for none.

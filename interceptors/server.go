@@ -95,31 +95,27 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if err != nil {
 		return nil, status.Error(codes.Internal, "the method's policy is broken")
 	}
-	plain := func() (any, error) {
-		resp, err := handler(ctx, req)
-		return resp, markNested(err)
-	}
-	if m.keys == dedupv1.KeyRule_KEY_RULE_OFF {
-		return plain()
-	}
-	if m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE {
-		return s.observed(ctx, m, req, handler)
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	key, keyed, err := incomingKey(md)
 	switch {
-	case err != nil:
-		return nil, err
-	case !keyed && m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
+	case m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
+		return s.plain(ctx, req, handler)
+	case m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE:
+		return s.observed(ctx, m, req, handler)
+	case carriesKey(ctx):
+	case m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return nil, refusal{
 			reason: dedupv1.Reason_REASON_KEY_REQUIRED, operation: m.operation, field: HeaderKey,
 			message: "the method requires a key, send one in the " + HeaderKey + " header",
 		}.err()
-	case !keyed:
+	default:
 		if s.observe.Keyless != nil {
 			s.observe.Keyless(info.FullMethod)
 		}
-		return plain()
+		return s.plain(ctx, req, handler)
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	key, _, err := incomingKey(md)
+	if err != nil {
+		return nil, err
 	}
 	call, k, err := s.keyed(ctx, m, req, key, md)
 	if err != nil {
@@ -130,6 +126,12 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	k.handler, k.capture = handler, &capture{method: info.FullMethod}
 	return k.do(ctx, call)
+}
+
+// plain runs the handler as if we were not there.
+func (s *server) plain(ctx context.Context, req any, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	return resp, markNested(err)
 }
 
 // keyed says who calls for what.
