@@ -89,10 +89,16 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 	unread, busy := 0, false
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
+		passed, err := w.e.gate.pass(ctx)
+		if err != nil {
+			w.disown(ctx, attemptID, unread)
+			return nil, nil, w.unreached(w.held(err), busy)
+		}
 		try, cancel := trying(ctx, tryTime+wait)
 		sent := time.Now()
 		resp, err := w.e.dedup.Reserve(try, w.reserveRequest(attemptID, wait))
 		cancel()
+		passed(err)
 		if err == nil {
 			switch a := resp.GetAnswer().(type) {
 			case *dedupv1.ReserveResponse_Granted:
