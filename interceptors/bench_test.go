@@ -42,12 +42,6 @@ func BenchmarkUnary(b *testing.B) {
 		interceptors.WithNamespace("bench"), interceptors.SharedCaller(), interceptors.WithLifetime(b.Context()),
 		interceptors.WithMethod(charge, interceptors.Method{Policy: &dedupv1.MethodPolicy{Keys: dedupv1.KeyRule_KEY_RULE_OPTIONAL}}))
 	require.NoError(b, err)
-	// The demo's method gets a fresh key where nobody gives one; by this name
-	// nothing is known of it.
-	undeclared := grpc.ServiceDesc{
-		ServiceName: "bench.v1.Undeclared", HandlerType: (*demov1.PaymentsServiceServer)(nil),
-		Methods: demov1.PaymentsService_ServiceDesc.Methods,
-	}
 	client, err := interceptors.ClientOptions()
 	require.NoError(b, err)
 	for _, c := range []struct {
@@ -57,17 +51,17 @@ func BenchmarkUnary(b *testing.B) {
 		method string
 		keyed  bool
 	}{
-		{name: "bare", method: "/bench.v1.Undeclared/Charge"},
-		{name: "no key/client", client: client, method: "/bench.v1.Undeclared/Charge"},
-		{name: "no key/server", server: ours, method: "/bench.v1.Undeclared/Charge"},
-		{name: "no key/both", client: client, server: ours, method: "/bench.v1.Undeclared/Charge"},
+		{name: "bare", method: undeclared},
+		{name: "no key/client", client: client, method: undeclared},
+		{name: "no key/server", server: ours, method: undeclared},
+		{name: "no key/both", client: client, server: ours, method: undeclared},
 		{name: "key/both", client: client, server: ours, method: charge, keyed: true},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			g := grpc.NewServer(c.server...)
 			impl := &quick{receipt: receipt(8)}
 			demov1.RegisterPaymentsServiceServer(g, impl)
-			g.RegisterService(&undeclared, impl)
+			g.RegisterService(undeclaredService(), impl)
 			l := bufconn.Listen(1 << 20)
 			go func() { _ = g.Serve(l) }()
 			defer g.Stop()

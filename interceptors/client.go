@@ -134,6 +134,7 @@ type clientCall struct {
 	replayed bool
 	// acknowledged: the callee named the record of this call's key.
 	acknowledged bool
+	unprotected  bool // it ran without protection, at least once
 }
 
 // begin chooses the key, once: before the first attempt.

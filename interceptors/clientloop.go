@@ -124,11 +124,14 @@ func (c *clientCall) sendOnce(ctx context.Context) (policy.Try, metadata.MD) {
 func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) {
 	record := trailer[TrailerRecord]
 	if len(record) == 1 {
-		c.recordID = record[0]
-		c.acknowledged, c.known = c.keyed, true
+		c.recordID, c.known = record[0], true
 	}
+	// Of a run without protection the record that is named knows nothing.
+	c.unprotected = c.unprotected || len(trailer[TrailerUnprotected]) > 0
+	recorded := c.keyed && len(record) == 1 && !c.unprotected
+	c.acknowledged = (c.acknowledged || recorded) && !c.unprotected
 	_, refused := ReasonOf(err)
-	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {
+	if recorded && !refused && err != nil && answer.Effect == policy.EffectNone {
 		// The key's record was granted to this try, and its handler says that
 		// nothing was applied: so did no earlier one.
 		c.effect = policy.EffectNone

@@ -26,6 +26,10 @@ const (
 	TrailerExpires = "idempotency-expires"
 	// TrailerRecord carries the record id in hexadecimal, on every keyed reply.
 	TrailerRecord = "idempotency-record"
+	// TrailerUnprotected is "true" on the answer of a handler that ran without
+	// protection, since dedupd could not be reached and its method fails open: the
+	// record named beside it knows nothing of this run.
+	TrailerUnprotected = "idempotency-unprotected"
 
 	// metadataPrefix starts every name above; none of them is ever replayed.
 	metadataPrefix = "idempotency-"

@@ -152,7 +152,8 @@ func WithReconciler(fullMethod string, basis dedupv1.Basis, fn ReconcileFunc) Se
 }
 
 // WithMethod overrides the policy of one method, by its full name
-// ("/package.Service/Method"): fields that are set win over the proto option.
+// ("/package.Service/Method"): fields that are set win over the proto option,
+// unless Replace takes its place.
 func WithMethod(fullMethod string, m Method) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		if _, twice := c.overrides[fullMethod]; twice {

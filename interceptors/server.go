@@ -186,8 +186,11 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	switch {
 	case err != nil && k.m.failOpen && unreached(err) && ctx.Err() == nil:
 		k.s.ranOpen(ctx, k.m)
-		resp, err := k.handler(ctx, k.req)
-		return resp, markNested(err)
+		trailer.Set(TrailerUnprotected, "true")
+		if stream := grpc.ServerTransportStreamFromContext(ctx); stream != nil {
+			_ = stream.SetTrailer(trailer) // it fails where the stream is gone, and then so does the answer
+		}
+		return k.s.plain(ctx, k.req, k.handler)
 	case err != nil:
 		return answer(ctx, nil, refusalStatus(err), nil, trailer)
 	case res.Applied:
