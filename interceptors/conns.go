@@ -66,12 +66,12 @@ func (c *conns) find(cc *grpc.ClientConn) *conn {
 }
 
 // shares reports whether there is anything that calls of a connection share.
-func (c *clientConfig) shares() bool { return c.budget != nil || c.breaker != nil }
+func (c *clientConfig) shares() bool { return c.budget != nil || c.shared != nil || c.breaker != nil }
 
 // newConn makes what the calls of one connection share. The settings were found
 // good at construction, so making them cannot fail.
 func (c *clientConfig) newConn() *conn {
-	made := &conn{}
+	made := &conn{budget: c.shared}
 	if c.budget != nil {
 		made.budget, _ = policy.NewBudget(*c.budget)
 	}

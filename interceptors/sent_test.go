@@ -57,7 +57,9 @@ func TestOnlyATryOfWhichNothingWasSentIsSurelyHarmless(t *testing.T) {
 		},
 		"an interceptor further in used another way": {
 			options: []interceptors.ClientOption{interceptors.PerTry(
-				func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error { return lost },
+				func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
+					return lost
+				},
 			)}, code: codes.Unavailable, unknown: true,
 		},
 		"an interceptor further in lost the first of two": {
