@@ -21,7 +21,7 @@ type hold struct {
 	grant     *dedupv1.Granted
 	skew      time.Duration
 	ran       atomic.Bool // the run has ended: losing the lease harms nothing
-	told      sync.Once   // that the lease was lost
+	told      sync.Once   // that the lease was lost, however many find it so
 
 	mu sync.Mutex
 	// end of the lease, never later than the store's own idea of it: what an
