@@ -180,7 +180,8 @@ func TestAMethodThatFailsOpenRunsUnprotectedWhileDedupdIsAway(t *testing.T) { //
 			var trailer metadata.MD
 			_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"), grpc.Trailer(&trailer))
 			require.NoError(t, err)
-			require.Empty(t, trailer["idempotency-record"], "there is no record")
+			require.Len(t, trailer["idempotency-record"], 1)
+			require.Equal(t, []string{"true"}, trailer["idempotency-unprotected"], "the record knows nothing of it")
 		}
 		require.Equal(t, 3, w.ran())
 		require.Equal(t, 3, open)
@@ -194,8 +195,10 @@ func TestAMethodThatFailsOpenRunsUnprotectedWhileDedupdIsAway(t *testing.T) { //
 		w.down.Store(false)
 		pass(time.Minute)
 		for range 2 {
-			_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+			var trailer metadata.MD
+			_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("k"), grpc.Trailer(&trailer))
 			require.NoError(t, err)
+			require.Empty(t, trailer["idempotency-unprotected"])
 		}
 		require.Equal(t, 5, w.ran(), "no restart is needed to protect again")
 		require.Equal(t, 4, open)

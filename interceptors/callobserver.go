@@ -143,11 +143,11 @@ func both3[T any](a, b func(context.Context, string, T)) func(context.Context, s
 
 // report tells how the call ended.
 func (c *clientCall) report(ctx context.Context, err error) {
-	if c.observe.Ended == nil {
+	if c.client.observe.Ended == nil {
 		return
 	}
 	kept, _ := errors.AsType[*CallError](err)
-	c.observe.Ended(ctx, c.method, CallEnd{
+	c.client.observe.Ended(ctx, c.method, CallEnd{
 		Code: policy.StatusOf(err).Code(), Attempts: c.attempts, RecordID: c.recordID,
 		Replayed: c.replayed, Unknown: err != nil && c.unknown(), Parked: kept != nil && (kept.Entry != "" || kept.Spooled), Traceparent: c.trace,
 	})

@@ -40,7 +40,6 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
 		grpc.WithChainStreamInterceptor(cl.stream),
-		grpc.WithStatsHandler(sentWatcher{}),
 		grpc.WithDisableRetry(),
 	}, nil
 }
@@ -53,32 +52,29 @@ type client struct {
 
 // unary sends one call, as often as it takes and is safe.
 func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	call, err := c.begin(ctx, method, req, opts)
-	if err != nil {
+	call := &clientCall{
+		client: c, callConfig: &c.callConfig, method: method, policy: c.policyOf(method), conn: c.conns.of(cc),
+		req: req, reply: reply, cc: cc, invoker: invoker, opts: opts,
+	}
+	if err := call.begin(ctx); err != nil {
 		return err
 	}
-	shared := c.conns.of(cc)
-	if shared.budget != nil {
-		defer shared.budget.Begin()()
+	if call.conn.budget != nil {
+		call.conn.budget.Begin()
+		defer call.conn.budget.End()
 	}
-	call.conn, call.observe, call.dedup = shared, &c.observe, c.dedup
-	call.reply, call.opts = reply, opts
-	total, cancel := ctx, context.CancelFunc(func() {})
+	total := ctx
 	if _, ok := ctx.Deadline(); !ok && call.protected() {
-		total, cancel = context.WithTimeout(ctx, call.total)
+		within, cancel := context.WithTimeout(ctx, call.total)
+		defer cancel()
+		total = within
 	}
-	defer cancel()
-	ok, last := call.loop(total, func(ctx context.Context, trailer *metadata.MD) error {
-		if trailer == nil {
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		return invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Trailer(trailer))...)
-	})
+	ok, err := call.loop(total)
 	if !ok {
 		if settled, answer := call.settle(total); settled {
 			err = answer
 		} else {
-			err = call.end(total, last, call.park(total, cc, req, last))
+			err = call.end(total, err, call.park(total, err))
 		}
 	}
 	call.markRun(ctx, err)
@@ -108,21 +104,24 @@ func (c *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 
 // clientCall is one call on its way.
 type clientCall struct {
-	callConfig
-	client    *client
-	method    string
-	policy    *clientMethod
-	fp        *dedupv1.Fingerprint // nil: no key, or no message
-	keyed     bool
-	automatic bool              // the key is one that nobody asked for
-	named     [sha256.Size]byte // where it is: the call's method and request
-	number    uint64            // and which of the run's such calls it is
-	known     bool              // the callee is known to deduplicate
-	conn      *conn
-	reply     any
-	opts      []grpc.CallOption
-	observe   *CallObserver
-	dedup     dedupv1.DedupServiceClient // nil: nobody to ask
+	*callConfig // the connection's, unless the call has options of its own
+	client      *client
+	key         *string // nil: it goes without
+	out         sending // of the last try
+	method      string
+	policy      *clientMethod
+	fp          *dedupv1.Fingerprint // nil: no key, or no message
+	keyed       bool
+	automatic   bool              // the key is one that nobody asked for
+	named       [sha256.Size]byte // where it is: the call's method and request
+	number      uint64            // and which of the run's such calls it is
+	known       bool              // the callee is known to deduplicate
+	conn        *conn
+
+	req, reply any
+	cc         *grpc.ClientConn
+	invoker    grpc.UnaryInvoker
+	opts       []grpc.CallOption
 
 	attempts int           // tries that were sent
 	held     int           // tries that the breaker held back
@@ -132,6 +131,7 @@ type clientCall struct {
 	replayed bool
 	// acknowledged: the callee named the record of this call's key.
 	acknowledged bool
+	unprotected  bool // it ran without protection, at least once
 
 	retry  policy.Retry           // of the last try
 	trace  string                 // of the run that a replayed answer goes back to
@@ -140,38 +140,53 @@ type clientCall struct {
 }
 
 // begin chooses the key, once: before the first attempt.
-func (c *client) begin(ctx context.Context, method string, req any, opts []grpc.CallOption) (*clientCall, error) {
-	call := &clientCall{client: c, callConfig: c.callConfig, method: method, policy: c.policyOf(method)}
-	call.known = call.policy.declared
+func (c *clientCall) begin(ctx context.Context) error {
+	c.known = c.policy.declared
 	var err error
-	if call.replay, err = outgoingReplay(ctx); err != nil {
-		return nil, err
+	if c.replay, err = outgoingReplay(ctx); err != nil {
+		return err
 	}
-	for _, o := range opts {
-		if mine, ok := o.(callOption); ok {
-			if err := mine.fn(&call.callConfig); err != nil {
-				return nil, inputInvalid(err)
-			}
+	if err := c.applyOptions(); err != nil {
+		return err
+	}
+	c.key = c.callConfig.key
+	if err := c.chooseKey(ctx, c.req); err != nil {
+		return err
+	}
+	if c.key == nil {
+		return nil
+	}
+	if err := validateKey(*c.key); err != nil {
+		return err
+	}
+	c.keyed = true
+	return c.takeFingerprint(c.req)
+}
+
+// applyOptions applies what the call sets for itself.
+func (c *clientCall) applyOptions() error {
+	shared := c.callConfig
+	for _, o := range c.opts {
+		mine, ok := o.(callOption)
+		if !ok {
+			continue
+		}
+		if c.callConfig == shared {
+			own := *shared
+			c.callConfig = &own
+		}
+		if err := mine.fn(c.callConfig); err != nil {
+			return inputInvalid(err)
 		}
 	}
-	if err := call.chooseKey(ctx, req); err != nil {
-		return nil, err
-	}
-	if call.key == nil {
-		return call, nil
-	}
-	if err := validateKey(*call.key); err != nil {
-		return nil, err
-	}
-	call.keyed = true
-	return call, call.takeFingerprint(req)
+	return nil
 }
 
 // protected reports whether sending the call again cannot do harm. A key that
 // nobody asked for protects only where the callee is known to look at it, and none
 // does where the callee runs every call.
 func (c *clientCall) protected() bool {
-	return c.keyed && !c.policy.bare && (!c.automatic || c.known) || c.safe || c.policy.level != unsafe
+	return c.keyed && !c.policy.bare && (!c.automatic || c.known) || c.policy.level != unsafe
 }
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.

@@ -72,6 +72,46 @@ func TestTheRetryBudgetIsAShareOfTheActiveCalls(t *testing.T) { // E10
 	})
 }
 
+func TestConnectionsCanShareOneRetryBudget(t *testing.T) { // E09, E10
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		budget, err := policy.NewBudget(policy.BudgetSettings{})
+		require.NoError(t, err)
+		var tries atomic.Int64
+		options := func(way interceptors.ClientOption) []interceptors.ClientOption {
+			return []interceptors.ClientOption{
+				way, interceptors.WithoutBreaker(), interceptors.WithMaxAttempts(2),
+				interceptors.WithCallObserver(interceptors.CallObserver{Attempt: func(context.Context, string, int) { tries.Add(1) }}),
+			}
+		}
+		// Ten calls each over two connections, which fail together.
+		fail := func(way interceptors.ClientOption) (retries int64) {
+			tries.Store(0)
+			var clients []demov1.PaymentsServiceClient
+			for range 2 {
+				w := newWorld(t, setup{client: options(way)})
+				w.handle = func(ctx context.Context, n int, req *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+					pass(time.Second)
+					return isDown(ctx, n, req)
+				}
+				clients = append(clients, w.client)
+			}
+			together(20, func(i int) error {
+				_, err := clients[i%2].Charge(t.Context(), order(), interceptors.WithKey(strconv.Itoa(i)))
+				return err
+			})
+			return tries.Load() - 20
+		}
+		require.EqualValues(t, 3+3, fail(interceptors.WithBudget(policy.BudgetSettings{})), "the least of each connection")
+		require.EqualValues(t, 4, fail(interceptors.WithSharedBudget(budget)), "a fifth of all twenty")
+		active, retrying := budget.Load()
+		require.Zero(t, active)
+		require.Zero(t, retrying)
+		_, err = interceptors.ClientOptions(interceptors.WithSharedBudget(nil))
+		require.ErrorContains(t, err, "shared budget is nil")
+	})
+}
+
 func TestALoneCallStillGetsItsRetries(t *testing.T) { // E10
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

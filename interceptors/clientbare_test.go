@@ -21,7 +21,9 @@ import (
 )
 
 // declare links in a service whose methods, named by their rules, take and return
-// what Charge does.
+// what Charge does. Call it before t.Parallel: protovalidate, as other tests start
+// dedupd, reads the registry while it reads it, and hangs if a file is registered
+// in between.
 func declare(t *testing.T, service string, rules ...dedupv1.KeyRule) {
 	t.Helper()
 	file := &descriptorpb.FileDescriptorProto{

@@ -89,7 +89,7 @@ func (g *Guarded) validate() error {
 }
 
 // guardedTry sends a try under a grant of dedupd, or answers from the record.
-func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(policy.Verdict)) (policy.Answer, error) {
+func (c *clientCall) guardedTry(ctx context.Context, done func(policy.Verdict)) (policy.Answer, error) {
 	g := c.policy.guarded
 	if _, ok := c.reply.(proto.Message); !ok || c.fp == nil {
 		err := inputInvalid(errors.New("only calls with protobuf messages can be guarded"))
@@ -111,7 +111,7 @@ func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(po
 	res, err := g.engine.Do(ctx, call, func(run context.Context, a guard.Attempt) guard.Ending {
 		c.acknowledged = true
 		var ended policy.Try
-		ended, answer = c.sendGuarded(ctx, run, send)
+		ended, answer = c.sendGuarded(ctx, run)
 		done(policy.VerdictOf(ended))
 		sendErr = ended.Err
 		return c.guardedEnding(ended, answer, a)
@@ -137,7 +137,7 @@ func (c *clientCall) guardedTry(ctx context.Context, send sendFunc, done func(po
 
 // sendGuarded sends a try on the context of its run, which ends with the
 // caller's too.
-func (c *clientCall) sendGuarded(caller, run context.Context, send sendFunc) (policy.Try, policy.Answer) {
+func (c *clientCall) sendGuarded(caller, run context.Context) (policy.Try, policy.Answer) {
 	ctx, cancel := context.WithCancel(run)
 	defer cancel()
 	defer context.AfterFunc(caller, cancel)()
@@ -151,7 +151,7 @@ func (c *clientCall) sendGuarded(caller, run context.Context, send sendFunc) (po
 		defer stop()
 		ctx = within
 	}
-	ended, _ := c.sendOnce(ctx, send)
+	ended, _ := c.sendOnce(ctx)
 	ended.CallerDone = caller.Err() != nil
 	answer := c.table.Classify(ended)
 	unsent := ended.Sent == policy.SentNothing || ended.Sent == policy.SentHeader

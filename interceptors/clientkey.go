@@ -89,7 +89,8 @@ func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 	case !keyed:
 		return nil
 	}
-	c.key = &key
+	chosen := key // a variable of its own, so that calls without a key allocate none
+	c.key = &chosen
 	return nil
 }
 

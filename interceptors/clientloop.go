@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/dedupd/dedupd/interceptors/guard"
@@ -11,22 +12,19 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-// sendFunc sends one try and collects its trailer, unless that is nil.
-type sendFunc func(ctx context.Context, trailer *metadata.MD) error
-
 // loop tries until there is an answer or no sense in going on. Where it is not
 // ok, last is the last server's error, nil before the first answer.
-func (c *clientCall) loop(ctx context.Context, send sendFunc) (ok bool, last error) {
+func (c *clientCall) loop(ctx context.Context) (ok bool, last error) {
 	return tries.Loop{
 		Try: func(ctx context.Context) (policy.Answer, error) {
-			answer, err := c.try(ctx, send)
+			answer, err := c.try(ctx)
 			c.retry = answer.Retry // of the last try: whether the call may be parked
 			return answer, err
 		},
 		Next:   c.next,
 		Permit: c.permit,
 		Retrying: func(ctx context.Context, answer policy.Answer, err error) {
-			c.observe.retry(ctx, c.method, answer, err)
+			c.client.observe.retry(ctx, c.method, answer, err)
 		},
 	}.Run(ctx)
 }
@@ -38,20 +36,20 @@ func (c *clientCall) permit(ctx context.Context) (release func(), ok bool) {
 	}
 	release, ok = c.conn.budget.TryRetry()
 	if !ok {
-		c.observe.budgetSpent(ctx, c.method)
+		c.client.observe.budgetSpent(ctx, c.method)
 	}
 	return release, ok
 }
 
 // try sends the call once, unless its breaker holds it back, and says what its
 // end means.
-func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, error) {
+func (c *clientCall) try(ctx context.Context) (policy.Answer, error) {
 	done := func(policy.Verdict) {}
 	if c.conn.breaker != nil {
 		allowed, err := c.conn.breaker.Allow(c.method)
 		if err != nil {
 			c.held++
-			c.observe.held(ctx, c.method)
+			c.client.observe.held(ctx, c.method)
 			answer := c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
 			c.note(err, answer, nil)
 			return answer, err
@@ -60,13 +58,13 @@ func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, err
 	}
 	defer done(policy.Neutral) // a panic says nothing about the server
 	c.attempts++
-	c.observe.attempt(ctx, c.method, c.attempts)
+	c.client.observe.attempt(ctx, c.method, c.attempts)
 	if c.policy.guarded != nil {
-		answer, err := c.guardedTry(ctx, send, done)
+		answer, err := c.guardedTry(ctx, done)
 		c.tried(err)
 		return answer, err
 	}
-	ended, trailer := c.sendOnce(ctx, send)
+	ended, trailer := c.sendOnce(ctx)
 	ended.CallerDone = ctx.Err() != nil
 	done(policy.VerdictOf(ended))
 	answer := c.table.Classify(ended)
@@ -86,7 +84,7 @@ func (c *clientCall) try(ctx context.Context, send sendFunc) (policy.Answer, err
 }
 
 // sendOnce sends a try with its headers, within its own deadlines.
-func (c *clientCall) sendOnce(ctx context.Context, send sendFunc) (policy.Try, metadata.MD) {
+func (c *clientCall) sendOnce(ctx context.Context) (policy.Try, metadata.MD) {
 	try := c.header(ctx)
 	if c.perTry > 0 {
 		cut, cancel := context.WithTimeout(try, c.perTry)
@@ -100,26 +98,29 @@ func (c *clientCall) sendOnce(ctx context.Context, send sendFunc) (policy.Try, m
 		defer stop()
 		try = bounded
 	}
-	sent := new(sentMark)
-	try = context.WithValue(try, sentKey{}, sent)
+	c.out = sending{}
+	opts := c.out.options(c.opts)
 	if !c.keyed && !c.protected() { // sent once, whatever its trailer says
-		err := send(try, nil)
-		return policy.Try{Err: err, Sent: sent.get()}, nil
+		err := c.invoker(try, c.method, c.req, c.reply, c.cc, opts...)
+		return policy.Try{Err: err, Sent: c.out.sent(err, c.req, c.opts)}, nil
 	}
 	var trailer metadata.MD
-	err := send(try, &trailer)
-	return policy.Try{Err: err, Sent: sent.get(), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
+	err := c.invoker(try, c.method, c.req, c.reply, c.cc, append(opts, grpc.Trailer(&trailer))...)
+	return policy.Try{Err: err, Sent: c.out.sent(err, c.req, c.opts), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
 }
 
 // note keeps what the tries so far may have left behind.
 func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) {
 	record := trailer[TrailerRecord]
 	if len(record) == 1 {
-		c.recordID = record[0]
-		c.acknowledged, c.known = c.keyed, true
+		c.recordID, c.known = record[0], true
 	}
+	// Of a run without protection the record that is named knows nothing.
+	c.unprotected = c.unprotected || len(trailer[TrailerUnprotected]) > 0
+	recorded := c.keyed && len(record) == 1 && !c.unprotected
+	c.acknowledged = (c.acknowledged || recorded) && !c.unprotected
 	_, refused := ReasonOf(err)
-	if c.keyed && len(record) == 1 && !refused && err != nil && answer.Effect == policy.EffectNone {
+	if recorded && !refused && err != nil && answer.Effect == policy.EffectNone {
 		// The key's record was granted to this try, and its handler says that
 		// nothing was applied: so did no earlier one.
 		c.effect = policy.EffectNone

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -40,20 +39,28 @@ type clientMethod struct {
 // maxMethods bounds what is remembered of methods: a proxy may be sent any name.
 const maxMethods = 10_000
 
-// methods remembers the policies of the methods that were called.
+// methods remembers the policies of the methods that were called, by full name.
 type methods struct {
-	known sync.Map // full method name to *clientMethod
-	count atomic.Int64
+	mu    sync.RWMutex
+	known map[string]*clientMethod
 }
 
 // policyOf returns what the client knows of a method.
 func (c *client) policyOf(fullMethod string) *clientMethod {
-	if m, ok := c.methods.known.Load(fullMethod); ok {
-		return m.(*clientMethod) //nolint:forcetypeassert,errcheck // nothing else is stored
+	c.methods.mu.RLock()
+	m := c.methods.known[fullMethod]
+	c.methods.mu.RUnlock()
+	if m != nil {
+		return m
 	}
-	m := c.newPolicy(fullMethod)
-	if c.methods.count.Add(1) <= maxMethods {
-		c.methods.known.Store(strings.Clone(fullMethod), m)
+	m = c.newPolicy(fullMethod)
+	c.methods.mu.Lock()
+	defer c.methods.mu.Unlock()
+	if c.methods.known == nil {
+		c.methods.known = map[string]*clientMethod{}
+	}
+	if len(c.methods.known) < maxMethods {
+		c.methods.known[strings.Clone(fullMethod)] = m
 	}
 	return m
 }

@@ -47,7 +47,6 @@ func (o callOption) applyClient(c *clientConfig) error { return o.fn(&c.callConf
 type callConfig struct {
 	key         *string
 	fresh       bool
-	safe        bool
 	maxAttempts int
 	perTry      time.Duration
 	total       time.Duration
@@ -65,7 +64,8 @@ type clientConfig struct {
 	keyFields    map[string][]string
 	guarded      map[string]*guarded
 
-	budget  *policy.BudgetSettings  // nil: off
+	budget  *policy.BudgetSettings  // nil: off, or shared
+	shared  *policy.Budget          // by several connections; nil: each has its own
 	breaker *policy.BreakerSettings // nil: off
 	observe CallObserver
 	dedup   dedupv1.DedupServiceClient // nil: outcomes are not looked up
@@ -227,14 +227,29 @@ func PerTry(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
 	})
 }
 
-// WithBudget bounds how many calls of one connection may be retrying at a time;
-// unless set, the larger of 3 and 20 % of its active calls. Where it is spent a
+// WithBudget bounds how many calls of one connection may be retrying at a time,
+// see WithSharedBudget for several; unless set, the larger of 3 and 20 % of its active calls. Where it is spent a
 // call returns the error that it has.
 func WithBudget(s policy.BudgetSettings) ClientOption {
 	return clientOption(func(c *clientConfig) error {
-		c.budget = &s
+		c.budget, c.shared = &s, nil
 		_, err := policy.NewBudget(s)
 		return err
+	})
+}
+
+// WithSharedBudget bounds the retries of every connection that is given b
+// together, in place of a budget for each. Give one to all connections over
+// which the handlers of a process make their calls: nested calls then retry by
+// their caller's deadline and one budget for the process, however many services
+// they reach.
+func WithSharedBudget(b *policy.Budget) ClientOption {
+	return clientOption(func(c *clientConfig) error {
+		if b == nil {
+			return errors.New("the shared budget is nil, make one by policy.NewBudget")
+		}
+		c.budget, c.shared = nil, b
+		return nil
 	})
 }
 
@@ -242,7 +257,7 @@ func WithBudget(s policy.BudgetSettings) ClientOption {
 // for processes whose calls are bounded by something else.
 func WithoutBudget() ClientOption {
 	return clientOption(func(c *clientConfig) error {
-		c.budget = nil
+		c.budget, c.shared = nil, nil
 		return nil
 	})
 }

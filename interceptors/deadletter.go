@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -116,25 +115,25 @@ func (c *clientCall) tried(err error) {
 
 // park keeps the call for a replay, if it is one to keep, and says what became of
 // that.
-func (c *clientCall) park(ctx context.Context, cc *grpc.ClientConn, req any, last error) guard.Parked {
+func (c *clientCall) park(ctx context.Context, last error) guard.Parked {
 	if !c.policy.parked || c.client.parker == nil || !c.keyed || c.policy.bare || c.replay != nil || len(c.tries)+c.held == 0 {
 		return guard.Parked{}
 	}
 	left := errors.Is(ctx.Err(), context.Canceled)
 	if !c.unknown() && (left || c.retry == policy.Permanent) {
 		if c.retry == policy.Permanent && !c.replayed {
-			c.observe.permanent(ctx, c.method, last)
+			c.client.observe.permanent(ctx, c.method, last)
 		}
 		return guard.Parked{}
 	}
-	entry := parked(c.method, req)
+	entry := parked(c.method, c.req)
 	if !c.recordOf(entry) {
-		c.observe.unparked(ctx, c.method)
+		c.client.observe.unparked(ctx, c.method)
 		return guard.Parked{}
 	}
 	entry.Kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_EXHAUSTED
-	if cc != nil {
-		entry.Target = cc.Target()
+	if c.cc != nil {
+		entry.Target = c.cc.Target()
 	}
 	if c.fp != nil {
 		entry.Fingerprints = []*dedupv1.Fingerprint{c.fp}

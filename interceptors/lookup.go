@@ -29,7 +29,7 @@ type identity struct{ namespace, caller string }
 // It never goes past ctx's end, so a call whose time is used up is not looked
 // up; nor is one whose callee keeps no record that counts.
 func (c *clientCall) settle(ctx context.Context) (settled bool, err error) {
-	if c.dedup == nil || c.fp == nil || c.policy.bare || !c.unknown() || ctx.Err() != nil {
+	if c.client.dedup == nil || c.fp == nil || c.policy.bare || !c.unknown() || ctx.Err() != nil {
 		return false, nil
 	}
 	req := c.lookupRequest()
@@ -41,7 +41,7 @@ func (c *clientCall) settle(ctx context.Context) (settled bool, err error) {
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	req.Wait = durationpb.New(max(0, min(lookupWait, time.Until(deadline)-lookupWait/5)))
-	resp, err := c.dedup.Lookup(ctx, req)
+	resp, err := c.client.dedup.Lookup(ctx, req)
 	if err != nil || resp.GetCompleted() == nil || resp.GetCompleted().GetKept() {
 		// A kept error does not bar a try that is still on its way.
 		return false, nil //nolint:nilerr // the call's own error says more

@@ -32,7 +32,17 @@ const (
 	// TrailerTrace carries the trace context of the run that a replayed answer goes
 	// back to, as in a traceparent header.
 	TrailerTrace = "idempotency-traceparent"
+	// TrailerUnprotected is "true" on the answer of a handler that ran without
+	// protection, since dedupd could not be reached and its method fails open: the
+	// record named beside it knows nothing of this run.
+	TrailerUnprotected = "idempotency-unprotected"
 )
+
+// carriesKey reports whether an incoming call has a key, be it one that is
+// refused. It copies nothing: most calls have none.
+func carriesKey(ctx context.Context) bool {
+	return len(metadata.ValueFromIncomingContext(ctx, HeaderKey))+len(metadata.ValueFromIncomingContext(ctx, HeaderKeyBin)) > 0
+}
 
 // incomingKey returns the key that a call's metadata carries, and whether it
 // carries one. A key that breaks a limit, or two that differ, is refused with

@@ -28,6 +28,10 @@ const (
 type Method struct {
 	// Policy overrides the proto option (dedup.v1.method), field by field.
 	Policy *dedupv1.MethodPolicy
+	// Replace takes Policy, or the defaults where it is nil, in place of the proto
+	// option, of which no field is then looked at: to switch off what it switches
+	// on.
+	Replace bool
 	// MaxRun ends the handler's context; zero: the server's WithMaxRun.
 	MaxRun time.Duration
 	// Wait is how long a repeat waits for a run that is going on; zero: the
@@ -185,7 +189,9 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	if d != nil {
 		var option *dedupv1.MethodPolicy
 		option, level = describe(d)
-		proto.Merge(p, option)
+		if !c.overrides[name].Replace {
+			proto.Merge(p, option)
+		}
 		m.streaming = d.IsStreamingClient() || d.IsStreamingServer()
 	}
 	o := c.overrides[name]

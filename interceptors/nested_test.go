@@ -175,6 +175,13 @@ func TestWhatOutgoingCallsLeaveBehind(t *testing.T) { // A04
 				return err
 			}, left: guard.LeftKeyed, sent: 2,
 		},
+		"a call whose callee ran it without protection": {
+			call: func(ctx context.Context, down *world) error {
+				down.down.Store(true)
+				_, err := down.client.Charge(ctx, order())
+				return err
+			}, left: guard.LeftApplied, sent: 1,
+		},
 		"a stream": {
 			call: func(ctx context.Context, down *world) error {
 				stream, err := grpc_testing.NewTestServiceClient(down.conn).FullDuplexCall(ctx)
@@ -186,7 +193,9 @@ func TestWhatOutgoingCallsLeaveBehind(t *testing.T) { // A04
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				down := newWorld(t, setup{server: []interceptors.ServerOption{notOurs}})
+				down := newWorld(t, setup{server: []interceptors.ServerOption{
+					notOurs, withPolicy(&dedupv1.MethodPolicy{FailOpen: true}),
+				}})
 				w := newWorld(t, setup{})
 				var left guard.Left
 				w.handle = func(ctx context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {

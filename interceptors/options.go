@@ -159,7 +159,8 @@ func (c *serverConfig) register(fullMethod string, r registered) error {
 }
 
 // WithMethod overrides the policy of one method, by its full name
-// ("/package.Service/Method"): fields that are set win over the proto option.
+// ("/package.Service/Method"): fields that are set win over the proto option,
+// unless Replace takes its place.
 func WithMethod(fullMethod string, m Method) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		if _, twice := c.overrides[fullMethod]; twice {

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
@@ -177,5 +179,23 @@ func TestOutcomesOutliveTheServiceInItsJournal(t *testing.T) { // A02
 		synctest.Wait()
 		require.Equal(t, dedupv1.State_STATE_COMPLETED.String(), w.state(t, "k").String())
 		end()
+	})
+}
+
+func TestAMethodsPolicyCanBeReplacedToSwitchOffWhatItSwitchesOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			method interceptors.Method
+			code   codes.Code
+		}{
+			"overridden field by field": {interceptors.Method{Policy: &dedupv1.MethodPolicy{FailOpen: true}}, codes.InvalidArgument},
+			"replaced":                  {interceptors.Method{Policy: &dedupv1.MethodPolicy{FailOpen: true}, Replace: true}, codes.OK},
+			"replaced by the defaults":  {interceptors.Method{Replace: true}, codes.OK},
+		} {
+			w := newWorld(t, setup{server: []interceptors.ServerOption{interceptors.WithMethod(charge, c.method)}})
+			_, err := w.bare(t).Charge(t.Context(), order())
+			require.Equal(t, c.code, status.Code(err), "%s: the option says that Charge requires a key", name)
+		}
 	})
 }

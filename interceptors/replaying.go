@@ -24,8 +24,12 @@ func FromReplay(ctx context.Context) (replay Replay, ok bool) { return guard.Rep
 
 // incomingReplay returns the claim that a call's metadata carries, nil if it
 // carries none. A malformed one is refused, never taken for none.
-func incomingReplay(md metadata.MD) (*dedupv1.ReplayClaim, error) {
-	values := md[HeaderReplay]
+func incomingReplay(ctx context.Context) (*dedupv1.ReplayClaim, error) {
+	return replayOf(metadata.ValueFromIncomingContext(ctx, HeaderReplay))
+}
+
+// replayOf reads the header's values.
+func replayOf(values []string) (*dedupv1.ReplayClaim, error) {
 	if len(values) == 0 {
 		return nil, nil //nolint:nilnil // most calls replay nothing
 	}
@@ -48,7 +52,7 @@ func lowerHex(s string) []byte {
 // outgoingReplay is incomingReplay for a call that is about to be sent.
 func outgoingReplay(ctx context.Context) (*dedupv1.ReplayClaim, error) {
 	md, _ := metadata.FromOutgoingContext(ctx)
-	return incomingReplay(md)
+	return replayOf(md[HeaderReplay])
 }
 
 func replayInvalid(message string) error {

@@ -1,65 +1,69 @@
 package interceptors
 
 import (
-	"context"
-	"sync/atomic"
+	"fmt"
+	"math"
 
-	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-type sentKey struct{}
+// sending is what gRPC tells of a try's way out, by call options: they cost a
+// call next to nothing, where a stats handler makes gRPC describe every step of
+// it.
+//
+// gRPC fills peer in once the try had a stream, whose first act is to send the
+// header, and calls ended in any case. So a try that ended without a peer sent
+// nothing; or the server has said of its stream that it was not processed, and
+// gRPC found no connection to send it again. A try of which gRPC told nothing (an
+// interceptor further in used another connection) is unseen, and counts as sent.
+type sending struct {
+	peer  peer.Peer
+	ended bool
+}
 
-// sentMark is how much of one try left the client. It is unseen until a
-// sentWatcher meets the try: an interceptor further in may have sent it over a
-// connection of its own.
-type sentMark struct{ seen atomic.Int32 }
+// options returns opts and those that watch the try.
+func (s *sending) options(opts []grpc.CallOption) []grpc.CallOption {
+	return append(opts[:len(opts):len(opts)], grpc.Peer(&s.peer), grpc.OnFinish(s.finish))
+}
 
-func (m *sentMark) raise(to policy.Sent) {
-	for {
-		was := m.seen.Load()
-		if was >= int32(to) || m.seen.CompareAndSwap(was, int32(to)) {
-			return
+func (s *sending) finish(error) { s.ended = true }
+
+// sent tells how much of the try left the client.
+func (s *sending) sent(err error, req any, opts []grpc.CallOption) policy.Sent {
+	switch {
+	case err == nil:
+		return policy.SentMessage
+	case !s.ended:
+		return policy.SentUnseen
+	case s.peer.Addr == nil:
+		return policy.SentNothing
+	case refusedForSize(err, req, opts):
+		return policy.SentHeader
+	}
+	return policy.SentMessage
+}
+
+// refusedForSize reports whether gRPC itself refused to send req, for its size.
+// A server whose answer is too large says so in the same words, so they must name
+// this request's size and this call's limit. A limit from elsewhere (a service
+// config, an interceptor further in), or a compressed message, is not recognised.
+func refusedForSize(err error, req any, opts []grpc.CallOption) bool {
+	s := policy.StatusOf(err)
+	m, ok := req.(proto.Message)
+	if s.Code() != codes.ResourceExhausted || !ok {
+		return false
+	}
+	limit := math.MaxInt32 // gRPC's own
+	for _, o := range opts {
+		if o, ok := o.(grpc.MaxSendMsgSizeCallOption); ok {
+			limit = o.MaxSendMsgSize
 		}
 	}
+	size := proto.Size(m)
+	return size > limit && s.Message() == fmt.Sprintf("trying to send message larger than max (%d vs. %d)", size, limit)
 }
-
-// get tells what was seen.
-func (m *sentMark) get() policy.Sent {
-	return policy.Sent(m.seen.Load()) //nolint:gosec // one of four values
-}
-
-// sentWatcher is a stats handler that writes what it sees to the try's sentMark.
-type sentWatcher struct{}
-
-var _ stats.Handler = sentWatcher{}
-
-// TagRPC marks the try as watched: gRPC calls it before anything of a call is
-// sent. It leaves ctx as it is, for the try has tagged it.
-func (sentWatcher) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
-	if m, ok := ctx.Value(sentKey{}).(*sentMark); ok {
-		m.raise(policy.SentNothing)
-	}
-	return ctx
-}
-
-// HandleRPC marks outgoing headers and messages.
-func (sentWatcher) HandleRPC(ctx context.Context, s stats.RPCStats) {
-	m, ok := ctx.Value(sentKey{}).(*sentMark)
-	if !ok {
-		return
-	}
-	switch s.(type) {
-	case *stats.OutHeader:
-		m.raise(policy.SentHeader)
-	case *stats.OutPayload:
-		m.raise(policy.SentMessage)
-	}
-}
-
-// TagConn leaves ctx as it is.
-func (sentWatcher) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-
-// HandleConn does nothing.
-func (sentWatcher) HandleConn(context.Context, stats.ConnStats) {}

@@ -97,40 +97,36 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if err != nil {
 		return nil, status.Error(codes.Internal, "the method's policy is broken")
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	replay, err := incomingReplay(md)
+	replay, err := incomingReplay(ctx)
 	if err == nil && replay != nil && !m.protects() {
 		err = replayInvalid("the method ignores keys, so that a replay of it is not bound to its record")
 	}
 	if err != nil {
 		return nil, err
 	}
-	plain := func() (any, error) {
-		resp, err := handler(ctx, req)
-		return resp, markNested(err)
-	}
-	if m.keys == dedupv1.KeyRule_KEY_RULE_OFF {
-		return plain()
-	}
-	if m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE {
-		return s.observed(ctx, m, req, handler)
-	}
-	key, keyed, err := incomingKey(md)
 	switch {
-	case err != nil:
-		return nil, err
-	case !keyed && replay != nil:
+	case m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
+		return s.plain(ctx, req, handler)
+	case m.keys == dedupv1.KeyRule_KEY_RULE_OBSERVE:
+		return s.observed(ctx, m, req, handler)
+	case carriesKey(ctx):
+	case replay != nil:
 		return nil, replayInvalid("a replay carries the key of its dead letter, send it too")
-	case !keyed && m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
+	case m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return nil, refusal{
 			reason: dedupv1.Reason_REASON_KEY_REQUIRED, operation: m.operation, field: HeaderKey,
 			message: "the method requires a key, send one in the " + HeaderKey + " header",
 		}.err()
-	case !keyed:
+	default:
 		if s.observe.Keyless != nil {
 			s.observe.Keyless(info.FullMethod)
 		}
-		return plain()
+		return s.plain(ctx, req, handler)
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	key, _, err := incomingKey(md)
+	if err != nil {
+		return nil, err
 	}
 	call, k, err := s.keyed(ctx, m, req, key, md)
 	if err != nil {
@@ -142,6 +138,12 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	k.handler, k.capture = handler, &capture{method: info.FullMethod}
 	call.Replay = replay
 	return k.do(ctx, call)
+}
+
+// plain runs the handler as if we were not there.
+func (s *server) plain(ctx context.Context, req any, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	return resp, markNested(err)
 }
 
 // keyed says who calls for what.
@@ -197,8 +199,11 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	switch {
 	case err != nil && k.m.failOpen && call.Replay == nil && unreached(err) && ctx.Err() == nil:
 		k.s.ranOpen(ctx, k.m)
-		resp, err := k.handler(ctx, k.req)
-		return resp, markNested(err)
+		trailer.Set(TrailerUnprotected, "true")
+		if stream := grpc.ServerTransportStreamFromContext(ctx); stream != nil {
+			_ = stream.SetTrailer(trailer) // it fails where the stream is gone, and then so does the answer
+		}
+		return k.s.plain(ctx, k.req, k.handler)
 	case err != nil:
 		return answer(ctx, nil, refusalStatus(err), nil, trailer)
 	case res.Applied && k.m.inbox == nil:

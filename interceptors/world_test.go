@@ -103,6 +103,7 @@ func newWorld(t *testing.T, s setup) *world {
 	g := grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(16<<20))...)
 	demov1.RegisterPaymentsServiceServer(g, w)
 	grpc_testing.RegisterTestServiceServer(g, interop.NewTestServer())
+	g.RegisterService(undeclaredService(), w)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(w.listener) }()
 
@@ -119,6 +120,17 @@ func newWorld(t *testing.T, s setup) *world {
 		require.NoError(t, store.Close())
 	})
 	return w
+}
+
+// undeclared is Charge by a name that no proto file declares: its client gives its
+// calls no key. Its server, by gRPC's generated code, takes it for Charge.
+const undeclared = "/undeclared.v1.Undeclared/Charge"
+
+func undeclaredService() *grpc.ServiceDesc {
+	return &grpc.ServiceDesc{
+		ServiceName: "undeclared.v1.Undeclared", HandlerType: (*demov1.PaymentsServiceServer)(nil),
+		Methods: demov1.PaymentsService_ServiceDesc.Methods,
+	}
 }
 
 // dial makes one more client connection.

@@ -159,13 +159,23 @@ func TestGrantsGivenBackUnreadDoNotCrowdOutOutcomes(t *testing.T) {
 		w := newWorld(t)
 		var g gauge
 		way, engine := w.join(t, g.observer())
-		way.on("Reserve", always(fault{err: errCut}))
+		way.on("Reserve", func(n int) fault { // too few fail for dedupd not to be asked any more
+			if n%3 == 1 {
+				return fault{err: errCut}
+			}
+			return fault{}
+		})
 		way.on("Release", always(fault{err: errCut}))
+		var e effect
 		for n := range 1030 {
 			c := order(n)
 			c.Attempt = 3
 			_, err := engine.Do(t.Context(), c, nil)
 			requireRefused(t, err, dedupv1.Reason_REASON_STORE_UNAVAILABLE, false)
+			for range 2 {
+				_, err = engine.Do(t.Context(), call(), e.run)
+				require.NoError(t, err)
+			}
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()

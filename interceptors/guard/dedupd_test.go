@@ -39,6 +39,13 @@ func (s *rows) lock(on bool) {
 	s.readOnly = on
 }
 
+// forget drops every record.
+func (s *rows) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.rows)
+}
+
 func (s *rows) judge(ctx context.Context, id storage.RecordID, req storage.Request) (storage.Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -123,6 +123,7 @@ type Engine struct {
 	parker    *Parker // nil: nothing is parked
 	watch     *watcher
 	closeTime time.Duration
+	gate      gate
 	away      seldom.Log // of calls refused since dedupd cannot be reached
 
 	// life ends with Close; runs stop by it.
@@ -156,6 +157,9 @@ func New(c Config) (*Engine, error) {
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
 		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime, parker: c.Parker,
 		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
+	}
+	if e.gate, err = newGate(); err != nil {
+		return nil, err
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	if e.prober, err = newProber(e); err != nil {

@@ -23,7 +23,7 @@ type hold struct {
 	skew      time.Duration
 	ran       atomic.Bool                     // the run has ended: losing the lease harms nothing
 	handed    atomic.Bool                     // over to another process: how the run ends settles nothing
-	told      sync.Once                       // that the lease was lost
+	told      sync.Once                       // that the lease was lost, however many find it so
 	kept      atomic.Pointer[dedupv1.Outcome] // by the effect's own resource
 
 	mu sync.Mutex

@@ -133,6 +133,31 @@ func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 	})
 }
 
+func TestARunWhoseRecordIsNoLongerItsOwnEndsAtOnceAndIsToldOnce(t *testing.T) { // A09 b, A11
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		lost := 0
+		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { lost++ }})
+		way.on("Extend", func(int) fault {
+			w.store.forget() // dedupd answers STALE_HOLDER
+			return fault{}
+		})
+		start := time.Now()
+		_, err := engine.Do(t.Context(), call(), func(ctx context.Context, _ guard.Attempt) guard.Ending {
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), guard.ErrLeaseLost)
+			require.Equal(t, guard.DefaultLease/3, time.Since(start), "at the first Extend, long before the lease is over")
+			pass(guard.DefaultLease) // it takes its time to stop, and looks again
+			require.ErrorIs(t, ctx.Err(), context.Canceled)
+			return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN}
+		})
+		require.NoError(t, err)
+		require.Equal(t, 1, lost, "told once")
+		require.Equal(t, 1, way.count("Extend"), "who has lost the lease does not ask for more")
+	})
+}
+
 func TestAHangingExtendDoesNotHideTheEndOfTheLease(t *testing.T) { // A09 b
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

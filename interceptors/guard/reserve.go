@@ -89,11 +89,17 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 	unread, busy := 0, false
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
+		passed, err := w.e.gate.pass(ctx)
+		if err != nil {
+			w.disown(ctx, attemptID, unread)
+			return nil, nil, w.unreached(w.held(err), busy)
+		}
 		try, cancel := trying(ctx, tryTime+wait)
 		try = w.traced(try)
 		sent := time.Now()
 		resp, err := w.e.dedup.Reserve(try, w.reserveRequest(attemptID, wait))
 		cancel()
+		passed(err)
 		if err == nil && !w.replays(resp) {
 			err = w.disclaim(ctx, attemptID, resp)
 			return nil, nil, err

@@ -107,20 +107,26 @@ func (p *payments) Charge(context.Context, *demov1.ChargeRequest) (*demov1.Charg
 // traced serves payments and returns a client of it.
 func traced(t *testing.T, r *recorder, p *payments, more ...interceptors.ServerOption) demov1.PaymentsServiceClient {
 	t.Helper()
+	return served(t, p, append(otel.Server(r), more...), otel.Client(r))
+}
+
+// served serves payments, with these options on either side.
+func served(t *testing.T, p *payments, onServer []interceptors.ServerOption, onClient []interceptors.ClientOption) demov1.PaymentsServiceClient {
+	t.Helper()
 	store, err := embedded.OpenMemory(embedded.Options{CacheBytes: 1 << 20, MemtableBytes: 1 << 20})
 	require.NoError(t, err)
 	dedupd, err := server.New(server.Config{Store: store})
 	require.NoError(t, err)
 	life, stop := context.WithCancel(context.Background())
-	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(dedupd.Conn()), append(append(otel.Server(r),
-		interceptors.WithNamespace("test"), interceptors.SharedCaller(), interceptors.WithLifetime(life)), more...)...)
+	opts, err := interceptors.ServerOptions(dedupv1.NewDedupServiceClient(dedupd.Conn()), append(onServer,
+		interceptors.WithNamespace("test"), interceptors.SharedCaller(), interceptors.WithLifetime(life))...)
 	require.NoError(t, err)
 	g := grpc.NewServer(opts...)
 	demov1.RegisterPaymentsServiceServer(g, p)
 	l := bufconn.Listen(1 << 20)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
-	dial, err := interceptors.ClientOptions(otel.Client(r)...)
+	dial, err := interceptors.ClientOptions(onClient...)
 	require.NoError(t, err)
 	conn, err := grpc.NewClient("passthrough:///payments", append(dial, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))...)
@@ -133,6 +139,10 @@ func traced(t *testing.T, r *recorder, p *payments, more ...interceptors.ServerO
 		require.NoError(t, store.Close())
 	})
 	return demov1.NewPaymentsServiceClient(conn)
+}
+
+func request() *demov1.ChargeRequest {
+	return &demov1.ChargeRequest{Order: "1", Amount: 1, Currency: "EUR"}
 }
 
 func TestACallIsTracedWithoutItsKey(t *testing.T) {
@@ -178,7 +188,7 @@ func TestAFailedCallIsTracedWithItsCodeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}
 		client := traced(t, r, &payments{errs: []error{status.Error(grpccodes.Internal, "secret")}})
-		_, err := client.Charge(t.Context(), &demov1.ChargeRequest{Order: "1", Amount: 1, Currency: "EUR"}, interceptors.WithMaxAttempts(1))
+		_, err := client.Charge(t.Context(), request(), interceptors.WithMaxAttempts(1))
 		require.Error(t, err)
 		require.True(t, r.spans[0].failed)
 		require.Equal(t, "Internal", r.spans[0].status)

@@ -184,7 +184,9 @@ func (b *Breaker) Allow(method string) (done func(Verdict), err error) {
 		return ignore, nil
 	}
 	done, state, left := c.allow()
-	c.tell()
+	if state != BreakerClosed {
+		c.tell() // the time open may just be over
+	}
 	if done != nil {
 		return done, nil
 	}
@@ -231,8 +233,7 @@ func (b *Breaker) circuit(service string) *circuit {
 	return c
 }
 
-// forgetIdleLocked drops every breaker that knows nothing: closed, and no call
-// within the window.
+// forgetIdleLocked drops every breaker that knows nothing.
 func (b *Breaker) forgetIdleLocked() (dropped bool) {
 	for service, c := range b.circuits {
 		if c.idle() {

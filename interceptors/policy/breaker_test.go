@@ -190,8 +190,9 @@ func TestBreakerKeepsABoundedNumberOfServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBreaker(t, s)
 		calls(b, 20, policy.Ill)
-		_, err := b.Allow("/a.A/Do")
+		done, err := b.Allow("/a.A/Do")
 		require.NoError(t, err)
+		done(policy.Well)
 		for range 20 {
 			done, err := b.Allow("/b.B/Do")
 			require.NoError(t, err)

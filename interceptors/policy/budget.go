@@ -83,17 +83,23 @@ func NewBudget(s BudgetSettings) (*Budget, error) {
 	return &Budget{settings: s}, nil
 }
 
-// Begin counts a call as active from its first try to its end, tries and waits
-// included, until done is called. Defer done, so that a panic ends the call too;
-// calling it again does nothing.
+// Begin counts a call as active from its first try to its End, tries and waits
+// included.
 //
 // Calls are counted, not tries: tries that turn into waits would make the base
 // smaller just when it is needed.
-func (b *Budget) Begin() (done func()) {
+func (b *Budget) Begin() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.active++
-	return b.giveBack(&b.active)
+}
+
+// End ends a call that Begin counted, once. Defer it, so that a panic ends the
+// call too.
+func (b *Budget) End() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.active--
 }
 
 // TryRetry asks for the permit of one retry: ask before the wait, not after it,
@@ -105,7 +111,7 @@ func (b *Budget) TryRetry() (release func(), ok bool) {
 	active, retrying := b.active, b.retrying
 	if retrying < b.limit(active) {
 		b.retrying++
-		release, ok = b.giveBack(&b.retrying), true
+		release, ok = b.giveBack(), true
 	}
 	b.mu.Unlock()
 	if !ok {
@@ -128,15 +134,15 @@ func (b *Budget) limit(active int) int {
 	return max(b.settings.Minimum, int(b.settings.Ratio*float64(active)+rounding))
 }
 
-// giveBack returns a function that takes one off count, once.
-func (b *Budget) giveBack(count *int) func() {
+// giveBack returns a function that gives a permit back, once.
+func (b *Budget) giveBack() func() {
 	given := false
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if !given {
 			given = true
-			*count--
+			b.retrying--
 		}
 	}
 }

@@ -47,8 +47,6 @@ type circuit struct {
 	until time.Time
 	// probes holds the probes that have a place, the oldest first.
 	probes []*probe
-	// used is when a call last began or ended.
-	used time.Time
 	// changes are those not yet told; telling is set while somebody tells them.
 	changes []change
 	telling bool
@@ -63,7 +61,7 @@ type probe struct {
 type change struct{ from, to BreakerState }
 
 func newCircuit(service string, s *BreakerSettings) *circuit {
-	c := &circuit{service: service, settings: s, used: time.Now()}
+	c := &circuit{service: service, settings: s}
 	c.lib = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests:  uint32(s.Probes), //nolint:gosec // validated: 1 to 1,000
 		Interval:     s.Window,
@@ -116,11 +114,10 @@ func (c *circuit) changedLocked(to BreakerState) {
 func (c *circuit) allow() (done func(Verdict), state BreakerState, left time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	c.used = now
 	if c.state == BreakerClosed {
 		return c.doneInEra(c.era, nil), c.state, 0
 	}
+	now := time.Now() // not for every call: on some machines it takes as long as all of this
 	if c.state == BreakerOpen && now.Before(c.until) {
 		return nil, c.state, c.until.Sub(now)
 	}
@@ -151,14 +148,15 @@ func (c *circuit) doneInEra(era uint64, p *probe) func(Verdict) {
 	ended := false
 	return func(v Verdict) {
 		c.mu.Lock()
-		first := !ended
-		ended = true
-		if first {
-			c.used = time.Now()
+		if !ended {
+			ended = true
 			c.endLocked(era, p, v)
 		}
+		changed := len(c.changes) > 0
 		c.mu.Unlock()
-		c.tell()
+		if changed {
+			c.tell()
+		}
 	}
 }
 
@@ -193,11 +191,16 @@ func (c *circuit) endLocked(era uint64, p *probe, v Verdict) {
 	p.report(result)
 }
 
-// idle reports whether the circuit holds nothing worth keeping.
+// idle reports whether the circuit holds nothing worth keeping: it is closed, and
+// no call that told of the server has ended within its window.
 func (c *circuit) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.state == BreakerClosed && time.Since(c.used) > c.settings.Window
+	if c.state != BreakerClosed {
+		return false
+	}
+	c.lib.State() // moves the window on
+	return c.lib.Counts().Requests == 0
 }
 
 // tell calls the observer for the changes that it was not told of, one at a time

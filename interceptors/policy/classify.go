@@ -11,19 +11,18 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
 
-// Sent says how much of a request left the client, as a stats handler saw it.
+// Sent says how much of a request left the client, as gRPC told of it.
 type Sent uint8
 
 const (
 	// SentUnseen is the zero value: nobody watched, so all of it may have.
 	SentUnseen Sent = iota
-	// SentNothing means that no outgoing header was seen, by a stats handler that
-	// is known to watch the connection of this try.
+	// SentNothing means that no header was sent, as gRPC said of this very try.
 	SentNothing
-	// SentHeader means that a header was seen, but no message: no unary handler
+	// SentHeader means that a header was sent, but no message: no unary handler
 	// started.
 	SentHeader
-	// SentMessage means that the message was seen.
+	// SentMessage means that the message may have been sent.
 	SentMessage
 )
 
@@ -59,13 +58,13 @@ type Answer struct {
 
 // Classify says what the end of a try means to the client that made it.
 func (t Table) Classify(try Try) Answer {
-	s := StatusOf(try.Err)
-	code := s.Code()
-	row := t.Row(code)
-	answer := Answer{Retry: row.Retry, Effect: row.Effect}
-	if code == codes.OK {
-		return answer
+	if try.Err == nil { // nearly every call ends here
+		row := t.rows[codes.OK]
+		return Answer{Retry: row.Retry, Effect: row.Effect}
 	}
+	s := StatusOf(try.Err)
+	row := t.Row(s.Code())
+	answer := Answer{Retry: row.Retry, Effect: row.Effect}
 	p := s.Proto()
 	answer.Hint, answer.HasHint = retryAfterIn(p)
 	if refusal, ours := refusalIn(p); ours {

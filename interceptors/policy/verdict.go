@@ -46,11 +46,11 @@ func (v Verdict) String() string { return name(int(v), "neutral", "well", "ill")
 // it is: the server had the call and did not answer. Where nobody watched what
 // was sent, a request counts as sent, so look at the context before a try.
 func VerdictOf(t Try) Verdict {
-	s := StatusOf(t.Err)
-	unsent := t.Sent == SentNothing
-	if s.Code() == codes.OK {
+	if t.Err == nil {
 		return Well
 	}
+	s := StatusOf(t.Err)
+	unsent := t.Sent == SentNothing
 	p := s.Proto()
 	if r, ours := refusalIn(p); ours && !r.Nested {
 		// Only what came over the wire tells of the server: the breaker and a

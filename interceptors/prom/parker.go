@@ -1,12 +1,10 @@
 package prom
 
 import (
-	"strings"
-
 	"github.com/prometheus/client_golang/prometheus"
 
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/internal/tally"
 )
 
 // Parker returns an observer for interceptors.ParkerConfig whose metrics are
@@ -21,25 +19,7 @@ import (
 //
 // It fails where reg has other metrics under these names.
 func Parker(reg prometheus.Registerer) (interceptors.ParkObserver, error) {
-	s := newSet(reg)
-	parked := s.counter("dedup_parker_parked_total", "Dead letters that dedupd took.", "method", "kind")
-	spooled := s.counter("dedup_parker_spooled_total", "Dead letters that went into the spool: dedupd was away, or at its cap.", "method", "kind")
-	lost := s.counter("dedup_parker_lost_total", "Dead letters that neither dedupd nor the spool took.", "method")
-	failed := s.count("dedup_parker_spool_failures_total", "Dead letters that could not be written to disk.")
-	entries := s.gauge("dedup_parker_spool_entries", "Dead letters that wait in the spool.")
-	bytes := s.gauge("dedup_parker_spool_bytes", "Size of the dead letters that wait in the spool.")
-	return interceptors.ParkObserver{
-		Parked:      func(method string, kind dedupv1.DeadLetterKind) { parked(method, kindLabel(kind)) },
-		Spooled:     func(method string, kind dedupv1.DeadLetterKind) { spooled(method, kindLabel(kind)) },
-		Lost:        func(method string) { lost(method) },
-		SpoolFailed: failed,
-		Waiting: func(n int, size int64) {
-			entries(float64(n))
-			bytes(float64(size))
-		},
-	}, s.err
-}
-
-func kindLabel(k dedupv1.DeadLetterKind) string {
-	return strings.ToLower(strings.TrimPrefix(k.String(), "DEAD_LETTER_KIND_"))
+	m := &meter{reg: reg}
+	o := tally.Parker(m)
+	return o, m.err
 }

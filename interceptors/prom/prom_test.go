@@ -63,33 +63,47 @@ func TestEveryEventOfAClientIsCounted(t *testing.T) {
 	require.Empty(t, problems)
 }
 
-func TestEveryEventOfAServerIsCounted(t *testing.T) {
+func TestEveryMetricOfAServerHasAGoodName(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	o, err := prom.Server(reg)
-	require.NoError(t, err)
-	for _, f := range []func(string){o.Granted, o.Replayed, o.LeaseLost, o.Unacknowledged, o.Undelivered, o.Superseded, o.Keyless} {
-		f(method)
+	var observers [2]interceptors.Observer
+	for i := range observers { // two engines count into the same metrics
+		var err error
+		observers[i], err = prom.Server(reg)
+		require.NoError(t, err)
 	}
-	o.Refused(method, dedupv1.Reason_REASON_KEY_REUSED)
-	o.Refused(method, dedupv1.Reason(99))
-	o.Stream(method, true)
+	for _, o := range observers {
+		for _, f := range []func(string){
+			o.Granted, o.Replayed, o.LeaseLost, o.Unacknowledged, o.Undelivered, o.Superseded,
+			o.Reconciled, o.Unreconciled, o.Partial, o.CompleterFull, o.Keyless, o.Unprotected,
+		} {
+			f(method)
+		}
+		o.Refused(method, dedupv1.Reason_REASON_KEY_REUSED)
+		o.Observed(method, interceptors.SightMismatch, dedupv1.Reason_REASON_KEY_REUSED)
+		o.Stream(method, true)
+		o.JournalFailed()
+		o.Pending(1, 1)
+	}
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	var got []string
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			require.InDelta(t, 1, m.GetCounter().GetValue(), 0)
+			require.InDelta(t, 2, m.GetCounter().GetValue()+m.GetGauge().GetValue(), 0, f.GetName())
 			labels := ""
 			for _, l := range m.GetLabel() {
 				labels += " " + l.GetValue()
 			}
-			got = append(got, strings.TrimSuffix(strings.TrimPrefix(f.GetName(), "dedup_server_"), "_total")+labels)
+			got = append(got, strings.TrimPrefix(f.GetName(), "dedup_server_")+labels)
 		}
 	}
 	require.ElementsMatch(t, []string{
-		"runs " + method, "replays " + method, "leases_lost " + method, "unacknowledged " + method, "undelivered " + method,
-		"superseded " + method, "keyless " + method, "refusals " + method + " KEY_REUSED", "refusals " + method + " 99", "streams true " + method,
+		"runs_total " + method, "replays_total " + method, "leases_lost_total " + method, "unacknowledged_total " + method,
+		"undelivered_total " + method, "superseded_total " + method, "reconciled_total " + method, "unreconciled_total " + method,
+		"partial_total " + method, "completer_full_total " + method, "keyless_total " + method, "unprotected_total " + method,
+		"refusals_total " + method + " KEY_REUSED", "observed_total " + method + " KEY_REUSED mismatch", "streams_total true " + method,
+		"journal_failures_total", "pending_messages", "pending_bytes",
 	}, got)
 	problems, err := testutil.GatherAndLint(reg)
 	require.NoError(t, err)
