@@ -355,11 +355,13 @@ func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C03
 		} {
 			keys := w.wrap(t)
 			outer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-				require.NoError(t, read(r), name)
-				keys.ServeHTTP(rw, r)
+				if read(r) == nil {
+					keys.ServeHTTP(rw, r)
+				}
 			})
 			form := order("a", saying("item=book"), with("Content-Type", "application/x-www-form-urlencoded"))
-			requireProblem(t, send(t.Context(), outer, form), http.StatusInternalServerError, "")
+			p := requireProblem(t, send(t.Context(), outer, form), http.StatusInternalServerError, "")
+			require.Contains(t, p.Detail, "put it inside", name)
 		}
 		require.Zero(t, w.count())
 	})
