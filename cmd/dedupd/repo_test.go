@@ -34,6 +34,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		{"/interceptors", heavy},
 		{"/interceptors/guard", heavy},
 		{"/interceptors/inbox", heavy},
+		{"/interceptors/inbox/pgxinbox", []string{module + "/server", module + "/storage", module + "/cmd", "github.com/cockroachdb"}},
 		{"/interceptors/policy", heavy},
 		{"/server", []string{module + "/storage/", module + "/interceptors", module + "/cmd"}},
 		{"/storage/embedded", []string{module + "/server", module + "/interceptors", module + "/gen", module + "/cmd"}},
