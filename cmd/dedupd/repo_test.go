@@ -37,6 +37,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		{"/interceptors", slices.Concat(heavy, brokers)},
 		{"/interceptors/guard", slices.Concat(heavy, brokers)},
 		{"/interceptors/inbox", slices.Concat(heavy, brokers)},
+		{"/interceptors/inbox/pgxinbox", []string{module + "/server", module + "/storage", module + "/cmd", "github.com/cockroachdb"}},
 		{"/interceptors/nethttp", slices.Concat(heavy, brokers)},
 		{"/interceptors/policy", slices.Concat(heavy, brokers)},
 		// No broker reaches those who do not import its adapter, and no broker's

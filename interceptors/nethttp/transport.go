@@ -250,7 +250,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := c.prepare(ctx); err != nil {
 		return nil, err
 	}
-	defer c.budget.Begin()()
+	c.budget.Begin()
+	defer c.budget.End()
 	total, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		total, cancel = context.WithTimeout(ctx, t.config.Total)
