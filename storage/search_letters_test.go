@@ -127,20 +127,17 @@ func (s *stepper) replayerSteps(w *world, c, exhausted int) {
 			s.doing(w, who+" sends "+what, func(n *world) { n.replayers[c].sent |= m; n.replayers[c].pc = then })
 		}
 	}
-	switch r.pc {
-	case idle:
-		if exhausted >= 0 {
-			s.doing(w, who+" sends Claim", func(n *world) {
-				n.replayers[c] = replayer{pc: reserving, entry: int8(exhausted + 1), sent: sentClaim}
-			})
-		}
-	case running:
+	if r.pc == idle && exhausted >= 0 {
+		s.doing(w, who+" sends Claim", func(n *world) {
+			n.replayers[c] = replayer{pc: reserving, entry: int8(exhausted + 1), sent: sentClaim}
+		})
+	}
+	if r.pc == running {
 		send("Settle(FAILED)", sentFailed, done)
 		send("Settle(GIVEN_BACK)", sentGivenBack, done)
 		if r.succeeded {
 			send("Settle(REPLAYED)", sentReplayed, done)
 		}
-	default: // waits, or has done all
 	}
 	if r.entry == 0 {
 		return
