@@ -83,6 +83,7 @@ func TestTheEndOfAnAlertIsToldOnceIfItsBeginningWas(t *testing.T) {
 	require.Empty(t, p.tells(time.Second, letters("exhausted", 1), letters("unreconciled", 1)))
 	require.Empty(t, p.tells(time.Second, letters("exhausted", 1)))
 	require.Empty(t, p.tells(30*time.Minute, letters("exhausted", 1)), "nobody heard of the short one")
+	require.Equal(t, []string{"DedupdDeadLetters/billing resolved:exhausted"}, p.tells(time.Minute), "nor is its end told")
 }
 
 func TestAnAlertThatComesBackBeforeItsEndWasToldIsNotNew(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/storage"
@@ -56,7 +57,7 @@ func alerted(t *testing.T) (*bundle, *inbox) {
 	t.Helper()
 	b := setup(t, func(c *Config) {
 		c.EntryCap = 3
-		c.Alerts = AlertConfig{URL: "http://hook.invalid/secret", CoolDown: time.Minute}
+		c.Alerts = AlertConfig{URL: "http://hook.invalid/secret", CoolDown: time.Minute, Repeat: 20 * time.Minute}
 	})
 	to := &inbox{}
 	b.alerter.send = to.send
@@ -83,20 +84,20 @@ func TestG03NewDeadLettersAreToldOncePerGroupAndTheirEndToo(t *testing.T) {
 		require.Equal(t, map[string]string{"alertname": alertDeadLetters, "namespace": testNamespace, "kind": "exhausted", "severity": "warning"}, m.CommonLabels)
 		require.Equal(t, "about 2 dead letters of billing are open (exhausted)", m.CommonAnnotations["summary"])
 		to.take()
-		pass(10 * time.Minute)
+		pass(3 * time.Minute)
 		require.Empty(t, to.take(), "counted by the store since, and not told twice")
 
 		b.store.advance(time.Second)
 		third := b.park(t, "c")
 		pass(DefaultAlertEvery)
 		require.Equal(t, []string{"firing DedupdDeadLetters billing"}, to.take())
-		pass(10 * time.Minute)
+		pass(3 * time.Minute)
 		ids := [][]byte{first.GetEntryId(), second.GetEntryId(), third.GetEntryId()}
 		_, err := b.dead.Discard(t.Context(), &dedupv1.DiscardRequest{EntryIds: ids, Note: "n"})
 		require.NoError(t, err)
 		pass(censusEvery + DefaultAlertEvery)
 		require.Equal(t, []string{"resolved DedupdDeadLetters billing"}, to.take())
-		pass(DefaultAlertRepeat)
+		pass(9 * time.Minute)
 		require.Empty(t, to.take())
 	})
 }
@@ -116,7 +117,7 @@ func TestDeadLettersThatAnotherServerParkedAreToldToo(t *testing.T) {
 			foreign(key)
 			pass(censusEvery + DefaultAlertEvery)
 			require.Equal(t, []string{"firing DedupdDeadLetters shipping"}, to.take(), key)
-			pass(10 * time.Minute)
+			pass(3 * time.Minute)
 			require.Empty(t, to.take())
 		}
 	})
@@ -134,7 +135,7 @@ func TestG03TheCapIsToldUntilThereIsRoomAgain(t *testing.T) {
 		requireRefused(t, err, codes.ResourceExhausted, dedupv1.Reason_REASON_QUOTA_EXCEEDED)
 		pass(DefaultAlertEvery)
 		require.Contains(t, to.take(), "firing DedupdDeadLettersAtCap billing")
-		pass(time.Hour)
+		pass(6 * time.Minute)
 		require.NotContains(t, to.take(), "resolved DedupdDeadLettersAtCap billing", "still full")
 		_, err = b.dead.Discard(t.Context(), &dedupv1.DiscardRequest{EntryIds: ids[:1], Note: "n"})
 		require.NoError(t, err)
@@ -177,6 +178,20 @@ func TestH02AReadOnlyStoreLeavesOneEffectPendingAndAnAlertNamesIt(t *testing.T) 
 		require.NoError(t, err, "repaired by its holder")
 		pass(2 * time.Minute)
 		require.Equal(t, []string{"resolved DedupdPendingWithoutCompletion billing"}, to.take())
+	})
+}
+
+func TestARunThatTakesLongIsNotPending(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b, to := alerted(t)
+		g := b.grant(t, 1)
+		_, err := b.dedup.Extend(t.Context(), &dedupv1.ExtendRequest{
+			Identity: identity(), AttemptId: attempt(1), Fence: g.GetFence(), Lease: durationpb.New(storage.MaxLease),
+		})
+		require.NoError(t, err)
+		pass(DefaultAlertPending + time.Minute)
+		require.Empty(t, to.take())
 	})
 }
 

@@ -23,9 +23,10 @@ func tokenOf(b []byte) (t storage.ClaimToken) {
 	return t
 }
 
-// parkOf leaves a request out that is too large to keep: the entry is then told
+// parkOf is a Park without its signature, and the message that the signature is
+// made of. A request that is too large to keep is left out: the entry is then told
 // to have none, which is better than no entry.
-func (s *deadLetterService) parkOf(req *dedupv1.ParkRequest) (storage.Park, error) {
+func (s *deadLetterService) parkOf(req *dedupv1.ParkRequest) (q storage.Park, message string, err error) {
 	e := storage.DeadLetter{
 		Kind:        kindFrom(req.GetKind()),
 		Target:      req.GetTarget(),
@@ -35,9 +36,8 @@ func (s *deadLetterService) parkOf(req *dedupv1.ParkRequest) (storage.Park, erro
 		Parent:      entryIDOf(req.GetParentId()),
 		Note:        req.GetNote(),
 	}
-	var err error
 	if e.Record, err = recordOf(req); err != nil {
-		return storage.Park{}, err
+		return q, "", err
 	}
 	if id := req.GetIdentity(); id != nil {
 		e.Identity, _ = identityOf(id) // checked by recordOf
@@ -49,17 +49,16 @@ func (s *deadLetterService) parkOf(req *dedupv1.ParkRequest) (storage.Park, erro
 		}
 	}
 	if e.Metadata, err = metadataOf(req.GetMetadata(), "metadata"); err != nil {
-		return storage.Park{}, err
+		return q, "", err
 	}
-	message := ""
-	if e.Code, message, err = failureOf(req.GetStatus(), "status"); err != nil {
-		return storage.Park{}, err
+	e.Status = req.GetStatus()
+	if e.Code, message, err = failureOf(e.Status, "status"); err != nil {
+		return q, "", err
 	}
-	e.Status, e.Signature = req.GetStatus(), s.signer.sign(message, e.Identity)
 	for _, a := range req.GetAttempts() {
 		e.Attempts = append(e.Attempts, storage.EntryAttempt{At: storage.InstantOf(a.GetAt().AsTime()), Code: a.GetCode()})
 	}
-	return storage.Park{Entry: e, Terms: s.terms}, nil
+	return storage.Park{Entry: e, Terms: s.terms}, message, nil
 }
 
 // failureOf reads a serialised google.rpc.Status; none is code 0.

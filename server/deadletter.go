@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 
+	"google.golang.org/protobuf/proto"
+
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/storage"
 )
@@ -18,6 +20,18 @@ const (
 	claimSpare = 32  // entries kept in hand for those that somebody else claims first
 )
 
+// answerRoom is how large an answer may be before its last entry, which is smaller
+// than 5 MiB: together they stay below MaxMessage.
+const answerRoom = 3 << 20
+
+// room is what is left of it.
+type room int
+
+func (r *room) take(e *dedupv1.DeadLetter) *dedupv1.DeadLetter {
+	*r -= room(proto.Size(e))
+	return e
+}
+
 // deadLetterService keeps what needs somebody. It dials nobody: entries are
 // claimed, sent and settled by their owner's process or an operator's tool.
 type deadLetterService struct {
@@ -27,8 +41,11 @@ type deadLetterService struct {
 }
 
 func (s *deadLetterService) Park(ctx context.Context, req *dedupv1.ParkRequest) (*dedupv1.ParkResponse, error) {
-	q, err := s.parkOf(req)
+	q, message, err := s.parkOf(req)
 	if err != nil {
+		return nil, err
+	}
+	if q.Entry.Signature, err = s.signature(ctx, &q.Entry, message); err != nil {
 		return nil, err
 	}
 	ans, err := s.store.Park(ctx, q)
@@ -45,6 +62,33 @@ func (s *deadLetterService) Park(ctx context.Context, req *dedupv1.ParkRequest) 
 	return &dedupv1.ParkResponse{Entry: entryTo(ans.Entry, ans.Now, false), Created: ans.Entry.Count == 1}, nil
 }
 
+// signature signs the message of an entry's failure. Where the entry names its record
+// by its id only, the store knows the key to mask; where it does not know it either,
+// nothing of the message is told.
+func (s *deadLetterService) signature(ctx context.Context, e *storage.DeadLetter, message string) (string, error) {
+	who := e.Identity
+	if who.Key == "" && message != "" {
+		ans, err := s.store.Lookup(ctx, e.Record, storage.Lookup{})
+		if err != nil {
+			return "", err
+		}
+		if ans.Record == nil { // a dead letter may know it
+			page, err := s.store.Entries(ctx, storage.ListEntries{Record: e.Record, Limit: 1})
+			if err != nil {
+				return "", err
+			}
+			if len(page.Entries) > 0 {
+				ans.Entry = page.Entries[0]
+			}
+		}
+		who = answerIdentity(ans)
+	}
+	if who.Key == "" {
+		return "", nil
+	}
+	return s.signer.sign(message, who), nil
+}
+
 func (s *deadLetterService) List(ctx context.Context, req *dedupv1.DeadLetterServiceListRequest) (*dedupv1.DeadLetterServiceListResponse, error) {
 	q, err := entriesOf(req.GetFilter(), req.GetPageSize())
 	if err != nil {
@@ -59,8 +103,13 @@ func (s *deadLetterService) List(ctx context.Context, req *dedupv1.DeadLetterSer
 		return nil, err
 	}
 	res := &dedupv1.DeadLetterServiceListResponse{NextPageToken: entryPageToken(q.Newest, page.Next)}
+	left := room(answerRoom)
 	for _, e := range page.Entries {
-		res.Entries = append(res.Entries, entryTo(e, page.Now, false))
+		res.Entries = append(res.Entries, left.take(entryTo(e, page.Now, false)))
+		if left <= 0 && e != page.Entries[len(page.Entries)-1] {
+			res.NextPageToken = entryPageToken(q.Newest, e.ID)
+			break
+		}
 	}
 	return res, nil
 }
@@ -111,28 +160,16 @@ func (s *deadLetterService) Claim(ctx context.Context, req *dedupv1.ClaimRequest
 		Operator: req.GetOperator(),
 		Terms:    s.terms,
 	}
-	res := &dedupv1.ClaimResponse{}
 	if len(req.GetEntryIds()) > 0 {
-		for _, id := range req.GetEntryIds() {
-			q.Entry = entryIDOf(id)
-			ans, err := s.claim(ctx, q)
-			if err != nil {
-				return nil, err
-			}
-			if ans.Verdict == storage.VerdictOK {
-				res.Entries = append(res.Entries, wholeEntryTo(ans))
-			} else {
-				res.Refusals = append(res.Refusals, refusalTo(id, ans))
-			}
-		}
-		return res, nil
+		return s.claimNamed(ctx, q, req.GetEntryIds())
 	}
 	ids, limit, err := s.claimable(ctx, req)
 	if err != nil {
 		return nil, err
 	}
+	res, left := &dedupv1.ClaimResponse{}, room(answerRoom)
 	for _, id := range ids {
-		if len(res.Entries) == limit {
+		if len(res.Entries) == limit || left <= 0 {
 			break
 		}
 		q.Entry = id
@@ -141,7 +178,37 @@ func (s *deadLetterService) Claim(ctx context.Context, req *dedupv1.ClaimRequest
 			return nil, err // a repeat is told what is claimed so far
 		}
 		if ans.Verdict == storage.VerdictOK { // else somebody else was faster, or the record is not free
-			res.Entries = append(res.Entries, wholeEntryTo(ans))
+			res.Entries = append(res.Entries, left.take(wholeEntryTo(ans)))
+		}
+	}
+	return res, nil
+}
+
+// claimNamed claims each of some entries, or tells what is in the way.
+func (s *deadLetterService) claimNamed(ctx context.Context, q storage.Claim, ids [][]byte) (*dedupv1.ClaimResponse, error) {
+	res, left := &dedupv1.ClaimResponse{}, room(answerRoom)
+	seen := map[storage.EntryID]bool{}
+	for _, id := range ids {
+		q.Entry = entryIDOf(id)
+		switch {
+		case seen[q.Entry]:
+			continue
+		case left <= 0:
+			res.Refusals = append(res.Refusals, &dedupv1.ClaimRefusal{
+				EntryId: id, Reason: dedupv1.Reason_REASON_QUOTA_EXCEEDED,
+				Message: "the answer is full; claim it in another call",
+			})
+			continue
+		}
+		seen[q.Entry] = true
+		ans, err := s.claim(ctx, q)
+		if err != nil {
+			return nil, err // as above
+		}
+		if ans.Verdict == storage.VerdictOK {
+			res.Entries = append(res.Entries, left.take(wholeEntryTo(ans)))
+		} else {
+			res.Refusals = append(res.Refusals, refusalTo(id, ans))
 		}
 	}
 	return res, nil
@@ -265,7 +332,9 @@ func (s *deadLetterService) Settle(ctx context.Context, req *dedupv1.SettleReque
 			if ans.Verdict != storage.VerdictOK {
 				return nil, refusalOf(ans)
 			}
-			q.Signature = s.signer.sign(message, ans.Entry.Identity)
+			if q.Signature, err = s.signature(ctx, ans.Entry, message); err != nil {
+				return nil, err
+			}
 		}
 	}
 	ans, err := s.store.Settle(ctx, q)
@@ -299,7 +368,7 @@ func (s *deadLetterService) eachEntry(ctx context.Context, act string, req inter
 	GetNote() string
 }, do func(storage.EntryID) (storage.Answer, error),
 ) ([]*dedupv1.EntryAnswer, error) {
-	answers := make([]*dedupv1.EntryAnswer, 0, len(req.GetEntryIds()))
+	answers, left := make([]*dedupv1.EntryAnswer, 0, len(req.GetEntryIds())), room(answerRoom)
 	for _, b := range req.GetEntryIds() {
 		id := entryIDOf(b)
 		ans, err := do(id)
@@ -322,6 +391,10 @@ func (s *deadLetterService) eachEntry(ctx context.Context, act string, req inter
 		default:
 			out.Entry = entryTo(ans.Entry, ans.Now, false)
 		}
+		if left <= 0 {
+			out.Entry = nil // what came of it still fits
+		}
+		left.take(out.GetEntry())
 		answers = append(answers, out)
 	}
 	return answers, nil

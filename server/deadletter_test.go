@@ -175,6 +175,35 @@ func TestParkByRecordIdNeedsARecord(t *testing.T) {
 	require.EqualValues(t, 1, b.look(t).GetPins())
 }
 
+// The key is masked too where the entry names its record by its id only.
+func TestAKeyThatOnlyTheStoreKnowsIsMasked(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const secret = "a key of only words"
+	id := identity()
+	id.Key = []byte(secret)
+	byID := func(n byte) *dedupv1.DeadLetter {
+		req := parkReq(t, secret, n)
+		req.Status = failure(t, codes.Internal, "refused a key of only words")
+		record := storage.Identity{Namespace: testNamespace, Operation: testOperation, Caller: "customer-7", Key: secret}.RecordID()
+		req.Record = &dedupv1.ParkRequest_RecordId{RecordId: record[:]}
+		res, err := b.dead.Park(t.Context(), req)
+		require.NoError(t, err)
+		return res.GetEntry()
+	}
+	b.park(t, secret) // a stub
+	require.Equal(t, "refused …", byID(2).GetSignature())
+	reserve := reserveReq(1)
+	reserve.Identity = id
+	_, err := b.dedup.Reserve(t.Context(), reserve)
+	require.NoError(t, err)
+	require.Equal(t, "refused …", byID(3).GetSignature())
+
+	b.store.advance(time.Hour)
+	b.erases(t, false, &dedupv1.RecordSelector{Choice: &dedupv1.RecordSelector_Identity{Identity: id}}, false)
+	require.Empty(t, byID(4).GetSignature(), "nobody knows what to mask")
+}
+
 func TestListsOfDeadLettersHoldEveryEntryOnceInBothOrders(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -116,23 +116,6 @@ func (f *fakeStore) Entry(ctx context.Context, id storage.EntryID) (storage.Answ
 	return ans, nil
 }
 
-func chooses(q storage.ListEntries, e *storage.DeadLetter, now storage.Instant) bool {
-	state := e.StateAt(now)
-	age := now.Sub(e.ParkedAt)
-	switch {
-	case q.Namespace != "" && q.Namespace != e.Identity.Namespace, q.Operation != "" && q.Operation != e.Identity.Operation,
-		len(q.Caller) > 0 && string(q.Caller) != e.Identity.Caller,
-		q.Record != (storage.RecordID{}) && q.Record != e.Record,
-		len(q.Kinds) > 0 && !slices.Contains(q.Kinds, e.Kind), len(q.States) > 0 && !slices.Contains(q.States, state),
-		len(q.Codes) > 0 && !slices.Contains(q.Codes, e.Code), q.Signature != "" && q.Signature != e.Signature,
-		age < q.OlderThan, q.YoungerTo > 0 && age > q.YoungerTo,
-		q.Ready && (state != storage.EntryParked || !e.HasRequest || now < e.NotBefore),
-		q.Requested && !e.Requested:
-		return false
-	}
-	return true
-}
-
 func (f *fakeStore) Entries(ctx context.Context, q storage.ListEntries) (storage.EntryPage, error) {
 	if err := f.begin(ctx, "Entries"); err != nil {
 		return storage.EntryPage{}, err
@@ -147,7 +130,7 @@ func (f *fakeStore) Entries(ctx context.Context, q storage.ListEntries) (storage
 	for _, e := range all {
 		c := bytes.Compare(e.ID[:], q.After[:])
 		switch {
-		case q.After != (storage.EntryID{}) && (c <= 0 && !q.Newest || c >= 0 && q.Newest), !chooses(q, e, page.Now):
+		case q.After != (storage.EntryID{}) && (c <= 0 && !q.Newest || c >= 0 && q.Newest), !q.Wants(e, page.Now):
 		case len(page.Entries) == q.Limit:
 			page.Next = page.Entries[q.Limit-1].ID
 			return page, nil
@@ -168,7 +151,7 @@ func (f *fakeStore) Groups(ctx context.Context, q storage.ListEntries) ([]storag
 	defer f.mu.Unlock()
 	groups := map[storage.EntryGroup]*storage.EntryGroup{}
 	for _, e := range f.sortedLocked() {
-		if !chooses(q, e, f.nowLocked()) {
+		if !q.Wants(e, f.nowLocked()) {
 			continue
 		}
 		k := storage.EntryGroup{Namespace: e.Identity.Namespace, Operation: e.Identity.Operation, Kind: e.Kind, Code: e.Code, Signature: e.Signature}

@@ -54,13 +54,22 @@ func (o *overdue) round(ctx context.Context) error {
 		Limit:     overduePage,
 	}
 	found := map[string]int64{}
+	var parked map[storage.AttemptID]bool
 	for {
 		page, err := o.store.List(ctx, q)
 		if err != nil {
 			return err
 		}
+		if parked == nil && len(page.Records) > 0 {
+			if parked, err = o.parked(ctx); err != nil {
+				return err
+			}
+		}
 		for _, rec := range page.Records {
 			found[rec.Identity.Namespace]++
+			if parked[overdueID(rec)] {
+				continue
+			}
 			if err := o.park(ctx, rec); err != nil {
 				return err
 			}
@@ -68,34 +77,50 @@ func (o *overdue) round(ctx context.Context) error {
 		if q.After = page.Next; page.Next == (storage.RecordID{}) {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(sweepPause):
+		if err := pause(ctx); err != nil {
+			return err
 		}
 	}
 	o.census.setOverdue(found)
 	return nil
 }
 
-// park parks a record once for its last grant, whichever server comes first: an
-// entry that was discarded since does not come back before it is deleted itself.
-func (o *overdue) park(ctx context.Context, rec *storage.Record) error {
-	id, parkID := rec.ID(), overdueID(rec)
-	known, err := o.store.Entries(ctx, storage.ListEntries{
-		Record: id, Kinds: []storage.EntryKind{storage.EntryOverdue}, States: allEntryStates(), Limit: overduePage,
-	})
-	if err != nil {
-		return err
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(sweepPause):
+		return nil
 	}
-	for _, e := range known.Entries {
-		if e.ParkID == parkID {
-			return nil
+}
+
+// parked are the park ids of what was parked before, closed ones too: a record is
+// parked once for its last grant, whichever server comes first, and an entry that
+// was discarded does not come back before it is deleted itself.
+func (o *overdue) parked(ctx context.Context) (map[storage.AttemptID]bool, error) {
+	ids := map[storage.AttemptID]bool{}
+	q := storage.ListEntries{Kinds: []storage.EntryKind{storage.EntryOverdue}, States: allEntryStates(), Limit: overduePage}
+	for {
+		page, err := o.store.Entries(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page.Entries {
+			ids[e.ParkID] = true
+		}
+		if q.After = page.Next; page.Next == (storage.EntryID{}) {
+			return ids, nil
+		}
+		if err := pause(ctx); err != nil {
+			return nil, err
 		}
 	}
+}
+
+func (o *overdue) park(ctx context.Context, rec *storage.Record) error {
 	ans, err := o.store.Park(ctx, storage.Park{
 		Entry: storage.DeadLetter{
-			Kind: storage.EntryOverdue, Record: id, Method: rec.Identity.Operation, ParkID: parkID,
+			Kind: storage.EntryOverdue, Record: rec.ID(), Method: rec.Identity.Operation, ParkID: overdueID(rec),
 			Fingerprint: rec.Fingerprint, Note: "unfinished since its last grant, longer than records are kept",
 		},
 		Terms: o.terms,

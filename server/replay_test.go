@@ -382,3 +382,128 @@ func TestTheTraceOfARunIsToldWithItsOutcome(t *testing.T) {
 		require.Empty(t, look.GetRecord().GetTraceparent())
 	}
 }
+
+// D05: an error that was kept, or stored as final, is not the last word: a replay
+// passes over the kept one, and an operator's opens the final one, once.
+func TestD05AReplayPassesOverErrorsAndOnlyAnOperatorsOpensAFinalOne(t *testing.T) {
+	t.Parallel()
+	broken := func(t *testing.T) *dedupv1.Outcome {
+		t.Helper()
+		return &dedupv1.Outcome{Status: failure(t, codes.Internal, "the database was down")}
+	}
+	for name, c := range map[string]struct {
+		final, operator, granted bool
+	}{
+		"kept, its owner's replayer":  {false, false, true},
+		"final, its owner's replayer": {true, false, false},
+		"final, an operator":          {true, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			g := b.grant(t, 1)
+			var err error
+			if c.final {
+				done := completeReq(1, g.GetFence(), "")
+				done.Outcome = broken(t)
+				_, err = b.dedup.Complete(t.Context(), done)
+			} else {
+				req := releaseReq(1, g.GetFence(), dedupv1.Effect_EFFECT_NONE)
+				req.Error, req.Hold = broken(t), durationpb.New(10*time.Minute)
+				_, err = b.dedup.Release(t.Context(), req)
+			}
+			require.NoError(t, err)
+			e := b.park(t, secretKey)
+			_, err = b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(1), EntryIds: [][]byte{e.GetEntryId()}, Operator: c.operator})
+			require.NoError(t, err)
+			again, err := b.dedup.Reserve(t.Context(), reserveReq(2))
+			require.NoError(t, err)
+			require.Equal(t, !c.final, again.GetCompleted().GetKept(), "who does not replay gets the error")
+			res, err := b.dedup.Reserve(t.Context(), replayReq(e.GetEntryId(), 1, 3))
+			require.NoError(t, err)
+			require.Equal(t, c.granted, res.GetGranted() != nil)
+			if !c.granted {
+				return
+			}
+			done := completeReq(3, res.GetGranted().GetFence(), "charged")
+			_, err = b.dedup.Complete(t.Context(), done)
+			require.NoError(t, err)
+			last, err := b.dedup.Reserve(t.Context(), reserveReq(4))
+			require.NoError(t, err)
+			require.Equal(t, "charged", string(last.GetCompleted().GetOutcome().GetResponse().GetValue()))
+		})
+	}
+}
+
+// A06: what nobody could reconcile is held, alerted and resolved by a person.
+func TestA06AnUnreconciledRecordIsSettledByAnOperatorsVerdict(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.grant(t, 1)
+	b.store.advance(time.Hour)
+	req := parkReq(t, secretKey, 1)
+	req.Kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_UNRECONCILED
+	res, err := b.dead.Park(t.Context(), req)
+	require.NoError(t, err)
+	requireRefused(t, b.reserve(t, 2), codes.FailedPrecondition, dedupv1.Reason_REASON_OUTCOME_UNKNOWN)
+	_, err = b.admin.Resolve(t.Context(), resolveReq(b.look(t).GetVersion()))
+	require.NoError(t, err)
+	got := b.entry(t, res.GetEntry().GetEntryId())
+	require.Equal(t, dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED, got.GetState())
+	require.Equal(t, dedupv1.ReplayResult_REPLAY_RESULT_SUPERSEDED, got.GetResult())
+	b.grant(t, 3)
+}
+
+// Whatever is kept, an answer stays below the largest message.
+func TestAnAnswerIsBoundedInSize(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var ids [][]byte
+	for n := range 5 {
+		b.store.advance(time.Second)
+		req := parkReq(t, fmt.Sprint("k", n), 1)
+		req.Request.Value = make([]byte, storage.MaxEntryRequest)
+		req.Status = failure(t, codes.Internal, string(make([]byte, 60<<10)))
+		for i := range 64 {
+			req.Metadata = append(req.Metadata[:i], &dedupv1.MetadataEntry{Key: "x-bin", Value: make([]byte, 8192)})
+		}
+		res, err := b.dead.Park(t.Context(), req)
+		require.NoError(t, err)
+		ids = append(ids, res.GetEntry().GetEntryId())
+	}
+	list, err := b.dead.List(t.Context(), &dedupv1.DeadLetterServiceListRequest{})
+	require.NoError(t, err)
+	require.NotEmpty(t, list.GetEntries())
+	claimed, err := b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(1), EntryIds: append(ids, ids[0])})
+	require.NoError(t, err)
+	require.Len(t, claimed.GetEntries(), 1)
+	require.Len(t, claimed.GetRefusals(), 4)
+	require.Equal(t, dedupv1.Reason_REASON_QUOTA_EXCEEDED, claimed.GetRefusals()[0].GetReason())
+	claimed, err = b.dead.Claim(t.Context(), &dedupv1.ClaimRequest{Token: attempt(2), Limit: 5})
+	require.NoError(t, err)
+	require.Len(t, claimed.GetEntries(), 1, "the others are left for the next claim")
+
+	for n := range 15 {
+		req := parkReq(t, fmt.Sprint("more", n), 1)
+		for i := range 64 {
+			req.Metadata = append(req.Metadata[:i], &dedupv1.MetadataEntry{Key: "x-bin", Value: make([]byte, 8192)})
+		}
+		res, err := b.dead.Park(t.Context(), req)
+		require.NoError(t, err)
+		ids = append(ids, res.GetEntry().GetEntryId())
+	}
+	seen := 0
+	for req := (&dedupv1.DeadLetterServiceListRequest{}); seen == 0 || len(req.GetPageToken()) > 0; {
+		page, err := b.dead.List(t.Context(), req)
+		require.NoError(t, err)
+		seen += len(page.GetEntries())
+		req.PageToken = page.GetNextPageToken()
+	}
+	require.Equal(t, 20, seen)
+	discarded, err := b.dead.Discard(t.Context(), &dedupv1.DiscardRequest{EntryIds: ids, Note: "n"})
+	require.NoError(t, err)
+	require.Len(t, discarded.GetAnswers(), 20)
+	require.NotNil(t, discarded.GetAnswers()[2].GetEntry())
+	require.Nil(t, discarded.GetAnswers()[19].GetEntry())
+	require.Zero(t, discarded.GetAnswers()[19].GetReason())
+}

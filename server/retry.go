@@ -33,23 +33,30 @@ type stored interface {
 type retrying struct {
 	store   stored
 	retries prometheus.Counter
-	took    *prometheus.HistogramVec // by call
+	took    map[string]prometheus.Observer // by call; all of them
 }
 
 var _ stored = (*retrying)(nil)
 
-func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, error)) (T, error) {
-	timed := func() (T, error) {
-		began := time.Now()
-		ans, err := ask()
-		r.took.WithLabelValues(call).Observe(time.Since(began).Seconds())
-		return ans, err
+func newRetrying(store stored, m *metrics) *retrying {
+	r := &retrying{store: store, retries: m.storeRetries, took: map[string]prometheus.Observer{}}
+	for _, call := range []string{
+		"Reserve", "BeginRun", "Complete", "Extend", "Release", "Lookup", "Resolve", "List", "Redact", "Forget",
+		"Park", "Entry", "Entries", "Groups", "Claim", "Settle", "Requeue", "Discard", "Census",
+	} {
+		r.took[call] = m.storeTook.WithLabelValues(call)
 	}
-	ans, err := timed()
+	return r
+}
+
+func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, error)) (T, error) {
+	began := time.Now()
+	ans, err := ask()
+	r.took[call].Observe(time.Since(began).Seconds())
 	if err == nil {
 		return ans, nil
 	}
-	began := time.Now()
+	began = time.Now()
 	for n := range storeTries - 1 {
 		if !errors.Is(err, storage.ErrUnavailable) || ctx.Err() != nil {
 			return ans, err
@@ -66,7 +73,10 @@ func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, er
 			return ans, ctx.Err()
 		}
 		r.retries.Inc()
-		if ans, err = timed(); err == nil {
+		again := time.Now()
+		ans, err = ask()
+		r.took[call].Observe(time.Since(again).Seconds())
+		if err == nil {
 			return ans, nil
 		}
 	}

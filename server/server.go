@@ -184,7 +184,7 @@ func New(cfg Config) (*Server, error) {
 	s.health = newHealthLoop(cfg.Store, s.healthServer, s.log)
 	s.sweeper = &sweeper{store: cfg.Store, every: cfg.SweepEvery, log: s.log, swept: s.metrics.swept}
 	s.core = &core{
-		store: &retrying{store: cfg.Store, retries: s.metrics.storeRetries, took: s.metrics.storeTook},
+		store: newRetrying(cfg.Store, s.metrics),
 		terms: storage.Terms{
 			Retention: cfg.Retention, Tombstone: *cfg.Tombstone, EntryCap: cfg.EntryCap, EntryHold: cfg.EntryHold,
 		},

@@ -156,8 +156,8 @@ func (t *turn) park(n *DeadLetter, full bool) Answer {
 func (t *turn) entryID(n *DeadLetter) (id EntryID) {
 	b := append(n.Record[:], byte(n.Kind)) //nolint:gocritic // an array's whole slice is full: append copies
 	b = append(b, n.ParkID[:]...)
-	if t.rec != nil {
-		b = binary.BigEndian.AppendUint64(b, uint64(t.rec.Version)) //nolint:gosec // any bits do
+	if t.row != nil {
+		b = binary.BigEndian.AppendUint64(b, uint64(t.row.Version)) //nolint:gosec // any bits do
 	}
 	sum := sha256.Sum256(b)
 	binary.BigEndian.PutUint64(id[:], uint64(t.now)) //nolint:gosec // instants are never negative

@@ -35,13 +35,14 @@ type Options[In any] struct {
 	MaxCalls int
 	// Lane parts calls among the slots: each slot takes those whose lane, modulo
 	// Slots, is its own, so that calls of one lane are not in two batches at once
-	// (but while the number of slots in use changes, see Spread). Lanes are never
+	// (but while the number of slots in use changes, see Brisk). Lanes are never
 	// negative. Without Lane any slot takes any call.
 	Lane func(In) int
-	// Spread is how many calls one slot takes before lanes are used: while no more
-	// have lately been on their way together, all go by the first slot, whose
-	// batches are the fuller for it. The default is 0.
-	Spread int
+	// Brisk is how long a batch of so many calls takes where batches are best sent
+	// one after the other. While they have lately been that fast, all calls go by
+	// the first slot, whose batches are the fuller for it; a slower other end is
+	// asked by all slots at once. Without Brisk lanes are always used.
+	Brisk func(calls int) time.Duration
 	// MaxBytes is the sum of Size that a batch may reach; a larger call travels
 	// alone. Without Size there is no such limit.
 	MaxBytes int
@@ -57,7 +58,7 @@ type Gatherer[In, Out any] struct {
 
 	mu     sync.Mutex
 	queues []*queue[In, Out] // one for each slot where there are lanes, else one for all
-	load   load
+	pace   float64           // average time of a batch, 1 is as long as Brisk says
 }
 
 // queue is what waits for a slot.
@@ -67,24 +68,8 @@ type queue[In, Out any] struct {
 	taken int
 }
 
-// load is the highest number of calls at once, over the last one to two windows:
-// right after a batch the callers are few, however many they were.
-type load struct {
-	now       int // calls queued or in a flush
-	peak, old int // of this window and the one before
-	calls     int // in this window
-}
-
-// window is how many calls a peak is remembered for, at least.
-const window = 256
-
-func (l *load) enter() {
-	l.now++
-	if l.calls++; l.calls >= window {
-		l.old, l.peak, l.calls = l.peak, 0, 0
-	}
-	l.peak = max(l.peak, l.now)
-}
+// lately is how many batches an average is made of, about.
+const lately = 16
 
 // New returns a Gatherer that sends batches by flush. Flush must answer every
 // call of a batch exactly once, be it after its return.
@@ -131,7 +116,6 @@ func (g *Gatherer[In, Out]) Wait() { g.slots.Wait() }
 func (g *Gatherer[In, Out]) push(c *Call[In, Out]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.load.enter()
 	q := g.queueOf(c.In)
 	q.calls = append(q.calls, c)
 	if q.taken < q.slots {
@@ -141,7 +125,7 @@ func (g *Gatherer[In, Out]) push(c *Call[In, Out]) {
 }
 
 func (g *Gatherer[In, Out]) queueOf(in In) *queue[In, Out] {
-	if g.opts.Lane == nil || max(g.load.peak, g.load.old) <= g.opts.Spread {
+	if g.opts.Lane == nil || g.opts.Brisk != nil && g.pace <= 1 {
 		return g.queues[0]
 	}
 	return g.queues[g.opts.Lane(in)%len(g.queues)]
@@ -154,19 +138,23 @@ func (g *Gatherer[In, Out]) run(q *queue[In, Out]) {
 		if batch == nil {
 			return
 		}
-		n := len(batch) // flush may use the slice as it likes
+		n, begun := len(batch), time.Now() // flush may use the slice as it likes
 		g.flush(batch)
-		g.flushed(n)
+		g.flushed(n, time.Since(begun))
 		// Let the callers that were just answered ask again before the next batch
 		// is cut: else it is theirs that goes half empty.
 		runtime.Gosched()
 	}
 }
 
-func (g *Gatherer[In, Out]) flushed(calls int) {
+// flushed notes how long a batch took.
+func (g *Gatherer[In, Out]) flushed(calls int, took time.Duration) {
+	if g.opts.Brisk == nil {
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.load.now -= calls
+	g.pace += (min(float64(took)/float64(g.opts.Brisk(calls)), 2) - g.pace) / lately
 }
 
 // next cuts a batch off the queue; nil gives the slot back.

@@ -82,35 +82,38 @@ func TestSlotsBoundTheBatchesOnTheirWay(t *testing.T) {
 	})
 }
 
-func TestManyCallsArePartedByLaneAndFewFillOneSlot(t *testing.T) {
+func TestASlowOtherEndIsAskedByAllSlotsAndAFastOneByTheFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		took := time.Second
 		f := &flushes{let: make(chan struct{})}
-		g := gather.New(f.flush, gather.Options[int]{Slots: 2, Lane: func(in int) int { return in }, Spread: 3})
-		ask(t, g, 1, 2, 3)
-		require.Equal(t, [][]int{{1}}, f.batches, "few share one slot, whatever their lanes")
-		ask(t, g, 4, 5, 7)
-		require.Equal(t, [][]int{{1}, {5}}, f.batches, "the fourth is one too many, but its lane's slot is taken")
-		close(f.let)
-		g.Wait()
-		synctest.Wait()
-		require.ElementsMatch(t, [][]int{{1}, {5}, {2, 3, 4}, {7}}, f.batches)
-
-		f.let, f.batches = make(chan struct{}), nil
-		ask(t, g, 8, 9)
-		require.Equal(t, [][]int{{8}, {9}}, f.batches, "a load is remembered: the next that are few have two slots")
-		close(f.let)
-		g.Wait()
-
-		for i := range 600 { // one at a time
-			ask(t, g, i)
+		g := gather.New(func(batch []*call) {
+			time.Sleep(took) //nolint:forbidigo // inside a synctest bubble
+			f.flush(batch)
+		}, gather.Options[int]{
+			Slots: 2, Lane: func(in int) int { return in },
+			Brisk: func(calls int) time.Duration { return time.Duration(calls) * time.Second },
+		})
+		flushed := func(ins ...int) [][]int {
+			f.let, f.batches = make(chan struct{}), nil
+			ask(t, g, ins...)
+			close(f.let)
+			g.Wait()
+			synctest.Wait()
+			return f.batches
 		}
-		g.Wait()
-		f.let, f.batches = make(chan struct{}), nil
-		ask(t, g, 1, 2)
-		require.Equal(t, [][]int{{1}}, f.batches, "and forgotten")
-		close(f.let)
-		g.Wait()
+		require.Equal(t, [][]int{{1}, {2, 3, 4}}, flushed(1, 2, 3, 4), "a fast one by one slot, whatever the lanes")
+		took = 3 * time.Second
+		for i := range 20 {
+			flushed(i)
+		}
+		require.ElementsMatch(t, [][]int{{1}, {2}, {3, 5}, {4}}, flushed(1, 2, 3, 4, 5), "a slow one by both")
+		require.ElementsMatch(t, [][]int{{1}, {3, 5, 7}}, flushed(1, 3, 5, 7), "but a lane is never in two batches")
+		took = time.Second / 2
+		for i := range 20 {
+			flushed(i)
+		}
+		require.Equal(t, [][]int{{1}, {2, 3}}, flushed(1, 2, 3), "and forgotten")
 	})
 }
 

@@ -24,14 +24,14 @@ func (s *Store) Park(ctx context.Context, q storage.Park) (storage.Answer, error
 				namespace = rec.Identity.Namespace
 			}
 		}
-		q := q
-		if q.Entry.Kind == storage.EntryExhausted || q.Entry.Kind == storage.EntryUnreconciled {
-			var err error
-			if q.Full, err = s.full(ctx, caller, namespace, q.Terms); err != nil {
-				return storage.Answer{}, err
-			}
+		if q.Entry.Kind != storage.EntryExhausted && q.Entry.Kind != storage.EntryUnreconciled {
+			return s.judge(ctx, caller, id, q)
 		}
-		return s.judge(ctx, caller, id, q)
+		return s.underCap(ctx, caller, namespace, q.Terms, func(full bool) (storage.Answer, error) {
+			q := q
+			q.Full = full
+			return s.judge(ctx, caller, id, q)
+		})
 	})
 }
 

@@ -50,20 +50,28 @@ type call = gather.Call[item, storage.Answer]
 
 // Bounds of a batch.
 const (
-	lanes         = 2   // statements of a kind in flight; more contend for the same log
-	laneCalls     = 128 // calls that one statement after the other serves faster
-	maxBatchCalls = 256
-	maxBatchBytes = 4 << 20
-	rowBytes      = 1 << 10 // of a row without its outcome, at most about
+	postgresLanes  = 4 // statements of a kind in flight, of a database that answers slowly
+	cockroachLanes = 2 // more contend for the same ranges
+	maxBatchCalls  = 256
+	maxBatchBytes  = 4 << 20
+	rowBytes       = 1 << 10 // of a row without its outcome, at most about
 )
+
+// brisk is how long a statement takes that costs work and no waiting.
+func brisk(calls int) time.Duration {
+	return 1200*time.Microsecond + time.Duration(calls)*40*time.Microsecond
+}
 
 // startGathering gives each kind its gatherer. A key has one lane, so that no two
 // statements in flight wait for each other's row.
 func (s *Store) startGathering(opts Options) {
 	bounds := gather.Options[item]{
-		Slots: lanes, MaxCalls: maxBatchCalls,
-		Lane: func(it item) int { return int(it.id[0]) }, Spread: laneCalls,
+		Slots: postgresLanes, MaxCalls: maxBatchCalls,
+		Lane: func(it item) int { return int(it.id[0]) }, Brisk: brisk,
 		MaxBytes: maxBatchBytes, Size: func(it item) int { return rowBytes + len(it.outcome) },
+	}
+	if s.db.cockroach {
+		bounds.Slots = cockroachLanes
 	}
 	if opts.NoGather {
 		bounds = gather.Options[item]{Slots: opts.MaxConns, MaxCalls: 1}

@@ -25,23 +25,31 @@ const chosenSQL = `($2 = '' OR e.namespace = $2) AND ($3 = '' OR e.operation = $
   AND (NOT $13::BOOL OR e.has_request AND (e.not_before IS NULL OR e.not_before <= $1::TIMESTAMPTZ))
   AND (NOT $14::BOOL OR e.requested)`
 
+// judgedStates are the states that q chooses, none for all; zero is no entry's.
+func judgedStates(q storage.ListEntries) []storage.EntryState {
+	switch {
+	case !q.Ready:
+		return q.States
+	case len(q.States) > 0 && !slices.Contains(q.States, storage.EntryParked):
+		return []storage.EntryState{0}
+	}
+	return []storage.EntryState{storage.EntryParked}
+}
+
+// openOnly reports whether q chooses no closed entry.
+func openOnly(q storage.ListEntries) bool {
+	states := judgedStates(q)
+	return len(states) > 0 && !slices.ContainsFunc(states, func(st storage.EntryState) bool { return st > storage.EntryReplaying })
+}
+
 // choice are the parameters of chosenSQL.
 func choice(q storage.ListEntries, now storage.Instant) []any {
-	states := q.States
-	if q.Ready {
-		states = []storage.EntryState{storage.EntryParked}
-		if len(q.States) > 0 && !slices.Contains(q.States, storage.EntryParked) {
-			states = []storage.EntryState{0} // none is both
-		}
-	}
-	var kinds, judged []int16
+	var kinds, states []int16
 	for _, k := range q.Kinds {
 		kinds = append(kinds, int16(k))
 	}
-	openOnly := len(states) > 0
-	for _, st := range states {
-		judged = append(judged, int16(st))
-		openOnly = openOnly && st <= storage.EntryReplaying
+	for _, st := range judgedStates(q) {
+		states = append(states, int16(st))
 	}
 	var record []byte
 	if q.Record != (storage.RecordID{}) {
@@ -56,16 +64,19 @@ func choice(q storage.ListEntries, now storage.Instant) []any {
 	}
 	return []any{
 		at(now), q.Namespace, q.Operation, notNull(q.Caller), notNull(record), kinds, q.Codes, []byte(q.Signature),
-		openOnly, judged, older, younger, q.Ready, q.Requested,
+		openOnly(q), states, older, younger, q.Ready, q.Requested,
 	}
 }
 
 const (
-	// A page looks at a bounded number of rows (list.go).
+	// A page looks at a bounded number of the rows of the index that serves it
+	// (list.go).
 	endOfPageSQL = `/* dedupd entries */ SELECT e.id FROM dedup_dead_letters AS e
-WHERE ($1 = '' OR e.namespace = $1) AND ($2::BYTEA = '' OR e.id > $2) ORDER BY e.id LIMIT 1 OFFSET $3`
+WHERE ($1 = '' OR e.namespace = $1) AND ($2::BYTEA = '' OR e.record_id = $2) AND (NOT $3::BOOL OR e.state <= 2)
+  AND ($4::BYTEA = '' OR e.id > $4) ORDER BY e.id LIMIT 1 OFFSET $5`
 	newestEndOfPageSQL = `/* dedupd entries */ SELECT e.id FROM dedup_dead_letters AS e
-WHERE ($1 = '' OR e.namespace = $1) AND ($2::BYTEA = '' OR e.id < $2) ORDER BY e.id DESC LIMIT 1 OFFSET $3`
+WHERE ($1 = '' OR e.namespace = $1) AND ($2::BYTEA = '' OR e.record_id = $2) AND (NOT $3::BOOL OR e.state <= 2)
+  AND ($4::BYTEA = '' OR e.id < $4) ORDER BY e.id DESC LIMIT 1 OFFSET $5`
 
 	listEntriesSQL = `/* dedupd entries */ SELECT ` + entryColumns + ` FROM dedup_dead_letters AS e
 WHERE ` + chosenSQL + ` AND ($15::BYTEA = '' OR e.id > $15) AND ($16::BYTEA = '' OR e.id <= $16) ORDER BY e.id LIMIT $17`
@@ -81,7 +92,10 @@ func (s *Store) Entries(ctx context.Context, q storage.ListEntries) (storage.Ent
 		if q.Newest {
 			endSQL, listSQL = newestEndOfPageSQL, listNewestEntriesSQL
 		}
-		var after, end []byte
+		var after, end, record []byte
+		if q.Record != (storage.RecordID{}) {
+			record = q.Record[:]
+		}
 		if q.After != (storage.EntryID{}) {
 			after = q.After[:]
 		}
@@ -89,7 +103,7 @@ func (s *Store) Entries(ctx context.Context, q storage.ListEntries) (storage.Ent
 		if page.Now, err = s.readClock(ctx, conn); err != nil {
 			return page, err
 		}
-		err = conn.QueryRow(ctx, endSQL, q.Namespace, notNull(after), maxScanned-1).Scan(&end)
+		err = conn.QueryRow(ctx, endSQL, q.Namespace, notNull(record), openOnly(q), notNull(after), maxScanned-1).Scan(&end)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return page, err
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// exec runs statements on a database.
-func exec(t *testing.T, dsn string, statements ...string) {
+// execute runs statements on a database.
+func execute(t *testing.T, dsn string, statements ...string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), dsn)
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func TestAMigrationThatWasInterruptedIsRunAgain(t *testing.T) {
 	all, err := migrations(migrationFiles)
 	require.NoError(t, err)
 	require.Greater(t, len(all[0].steps), 1)
-	exec(t, opts.URL, createVersionsSQL, all[0].steps[0].sql)
+	execute(t, opts.URL, createVersionsSQL, all[0].steps[0].sql)
 	_, err = Open(t.Context(), opts)
 	require.ErrorAs(t, err, new(*SchemaError), "half a migration is none")
 
@@ -82,7 +82,7 @@ func TestAMigrationThatWasInterruptedIsRunAgain(t *testing.T) {
 func TestTheReleaseBeforeServesANewerSchema(t *testing.T) {
 	t.Parallel()
 	opts := migrated(t)
-	exec(t, opts.URL,
+	execute(t, opts.URL,
 		`INSERT INTO dedup_schema (version, row_ttl) VALUES (99, false)`,
 		`ALTER TABLE dedup_records ADD COLUMN IF NOT EXISTS of_a_later_release INT8 NOT NULL DEFAULT 0`)
 	s := open(t, opts)
@@ -165,7 +165,7 @@ func TestRecordsOfTheReleaseBeforeAreServed(t *testing.T) {
 			statements = append(statements, st.sql)
 		}
 	}
-	exec(t, opts.URL, append(statements, `INSERT INTO dedup_schema (version, row_ttl) VALUES (1, false)`)...)
+	execute(t, opts.URL, append(statements, `INSERT INTO dedup_schema (version, row_ttl) VALUES (1, false)`)...)
 	before, between := newHolder("before"), newHolder("between")
 	insertAsBefore(t, opts.URL, before)
 	_, err = Open(t.Context(), opts)

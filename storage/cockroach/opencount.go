@@ -14,12 +14,16 @@ import (
 // The cap on a namespace's open entries is held by a count that is kept for a
 // while: counting 100,000 entries for every Park would cost more than the Park. A
 // count is good for 10 µs an entry, 1 s at the usual cap, and this process's own
-// changes are added to it. So the cap may be passed by what all other processes
-// park within that time, and a refusal may come that long after others have made
-// room; both err by no more.
+// changes are added to it. Near the cap a process parks one at a time, so that it
+// never passes the cap by itself. So the cap may be passed by what all other
+// processes park within that time, and a refusal may come that long after others
+// have made room; neither errs by more.
 
 // countedFor is how long a count is good for, for each entry that it counted.
 const countedFor = 10 * time.Microsecond
+
+// nearCap is how many places must be left for Parks to go side by side.
+const nearCap = 64
 
 // maxCounted bounds the namespaces whose counts are kept.
 const maxCounted = 1024
@@ -65,13 +69,13 @@ type openCounts struct {
 	counts map[string]*openCount
 }
 
-// openCount is the count of one namespace. Who counts holds it: the others wait
-// for that count instead of making their own.
+// openCount is the count of one namespace.
 type openCount struct {
-	counting sync.Mutex
+	turn sync.Mutex // of who counts, and of who parks near the cap
 
 	mu      sync.Mutex
 	entries int
+	parking int // Parks on their way that are not counted yet
 	at      time.Time
 }
 
@@ -103,7 +107,11 @@ func (o *openCounts) add(g gain) {
 func (c *openCount) good() (int, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.entries, !c.at.IsZero() && time.Since(c.at) < time.Duration(c.entries)*countedFor
+	return c.entries, c.goodLocked()
+}
+
+func (c *openCount) goodLocked() bool {
+	return !c.at.IsZero() && time.Since(c.at) < time.Duration(c.entries)*countedFor
 }
 
 func (c *openCount) set(entries int) {
@@ -112,26 +120,56 @@ func (c *openCount) set(entries int) {
 	c.entries, c.at = entries, time.Now()
 }
 
-// full reports whether the namespace is at its cap.
-func (s *Store) full(ctx, caller context.Context, namespace string, terms storage.Terms) (bool, error) {
+// enter lets a Park go, until leave, where the cap is far and the count was just
+// made or is good.
+func (c *openCount) enter(limit int, counted bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !counted && !c.goodLocked() || c.entries+c.parking+nearCap > limit {
+		return false
+	}
+	c.parking++
+	return true
+}
+
+func (c *openCount) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parking--
+}
+
+// underCap parks, and says whether the namespace is full.
+func (s *Store) underCap(ctx, caller context.Context, namespace string, terms storage.Terms, park func(full bool) (storage.Answer, error)) (storage.Answer, error) {
 	limit := cmp.Or(terms.EntryCap, storage.DefaultEntryCap)
 	c := s.open.of(namespace)
-	if n, ok := c.good(); ok {
-		return n >= limit, nil
+	if c.enter(limit, false) {
+		defer c.leave()
+		return park(false)
 	}
-	c.counting.Lock()
-	defer c.counting.Unlock()
-	if n, ok := c.good(); ok {
-		return n >= limit, nil
+	c.turn.Lock()
+	n, ok := c.good()
+	if !ok {
+		var err error
+		if n, err = s.countOpen(ctx, caller, namespace, limit); err != nil {
+			c.turn.Unlock()
+			return storage.Answer{}, err
+		}
+		c.set(n)
 	}
-	var n int
-	err := s.retry(ctx, caller, func() error {
+	if c.enter(limit, true) {
+		c.turn.Unlock()
+		defer c.leave()
+		return park(false)
+	}
+	defer c.turn.Unlock()
+	return park(n >= limit)
+}
+
+func (s *Store) countOpen(ctx, caller context.Context, namespace string, limit int) (n int, err error) {
+	err = s.retry(ctx, caller, func() error {
 		return s.onConn(ctx, caller, func(conn *pgxpool.Conn) error {
 			return conn.QueryRow(ctx, countOpenSQL, namespace, limit).Scan(&n)
 		})
 	})
-	if err == nil {
-		c.set(n)
-	}
-	return n >= limit, err
+	return n, err
 }

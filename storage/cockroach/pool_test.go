@@ -170,7 +170,7 @@ func TestThreeReplicasAreOneStore(t *testing.T) {
 			s.stores = append(s.stores, open(tb, opts))
 		}
 		s.Store = s.stores[0]
-		return storagetest.Harness{Store: s, Advance: func(d time.Duration) {
+		return storagetest.Harness{Store: s, OverCap: len(s.stores) - 1, Advance: func(d time.Duration) {
 			for _, store := range s.stores {
 				store.clock.advance(d)
 			}

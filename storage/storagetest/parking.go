@@ -237,7 +237,9 @@ func parkCapRace(f *fixture) {
 		t.add(f.Store.Park(f.Context(), q))
 	})
 	require.NoError(f, t.err)
-	require.Equal(f, map[string]int{"ok": most, "full": 50 - most}, t.counts)
+	require.Equal(f, 50, t.counts["ok"]+t.counts["full"])
+	require.GreaterOrEqual(f, t.counts["ok"], most)
+	require.LessOrEqual(f, t.counts["ok"], most+f.OverCap)
 }
 
 func parkCapRestart(f *fixture) {

@@ -33,6 +33,9 @@ type Harness struct {
 	// goes on from where it stood. Nil where the store cannot: cases about
 	// restarts are skipped.
 	Reopen func(tb testing.TB) Harness
+	// OverCap is by how much calls that park at once may pass the cap on open
+	// entries: where replicas count each on their own.
+	OverCap int
 }
 
 // Opener opens an empty store for one case. The suite closes it; what else it
