@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,11 +26,11 @@ import (
 // letters is a way to dedupd's dead letters that can be cut.
 type letters struct {
 	w    *world
-	down bool
+	down atomic.Bool
 }
 
 func (l *letters) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	if l.down {
+	if l.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
 	}
 	return l.w.dedupd.Conn().Invoke(ctx, method, args, reply, opts...)
@@ -230,13 +231,13 @@ func TestACallFailsWithDedupdAwayAndIsParkedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, way, client := parking(t, setup{}, interceptors.WithIdentity("test", "ada"))
 		w.refuse() // the service
-		way.down = true
+		way.down.Store(true)
 		_, err := client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		require.Equal(t, codes.Unavailable, status.Code(err))
 		id, ok := interceptors.DeadLetterOf(err)
 		require.True(t, ok, "it is in the spool")
 		require.Empty(t, id)
-		way.down = false
+		way.down.Store(false)
 		pass(time.Minute)
 		all := w.entries(t)
 		require.Len(t, all, 1)

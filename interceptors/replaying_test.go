@@ -3,6 +3,7 @@ package interceptors_test
 import (
 	"context"
 	"encoding/hex"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,11 +170,12 @@ func TestAReplayWhoseGrantWasNeverReadLeavesNoDoubt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w, e := parked(t, setup{})
-		lost := true
-		w.lost = func(method string) bool { return method == "Reserve" && lost }
+		var lost atomic.Bool
+		lost.Store(true)
+		w.lost = func(method string) bool { return method == "Reserve" && lost.Load() }
 		_, err := w.bare(t).Charge(w.claim(as(t.Context(), "operator"), t, e, time.Minute), order())
 		require.Equal(t, codes.Unavailable, status.Code(err))
-		lost = false
+		lost.Store(false)
 		pass(5 * time.Second)
 		require.Equal(t, dedupv1.State_STATE_RELEASED, w.state(t, "k"))
 		require.Equal(t, 3, w.ran())
