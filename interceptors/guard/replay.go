@@ -21,7 +21,7 @@ const parkTime = 2 * time.Second
 // traceHeader is the W3C name of a trace context.
 const traceHeader = "traceparent"
 
-var errNoReplays = errors.New("this dedupd does not know of replays; update it")
+var errNoReplays = errors.New("this dedupd does not know of replays; nothing was run, update it")
 
 // Replay is what a run is told that replays a dead letter.
 type Replay struct {
