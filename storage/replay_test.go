@@ -133,18 +133,17 @@ func TestReserveUnderAClaim(t *testing.T) {
 			if c.later == nil {
 				require.Equal(t, c.result, o.entry(id).Result)
 			}
-			switch {
-			case c.want == VerdictGranted:
-				require.Equal(t, identity, ans.Record.Identity, "the record is the entry's")
-				require.Equal(t, ans.Record.Fence, o.entry(id).ClaimFence)
-				again := o.want(VerdictGranted, q)
-				require.Equal(t, ans.Record, again.Record)
-			case c.want == VerdictClaimInvalid:
+			if c.want == VerdictClaimInvalid {
 				require.Nil(t, ans.Record)
 				require.Nil(t, ans.Entry)
-			default:
-				require.Zero(t, o.entry(id).ClaimFence)
 			}
+			if c.want != VerdictGranted {
+				require.Zero(t, o.entry(id).ClaimFence)
+				return
+			}
+			require.Equal(t, identity, ans.Record.Identity, "the record is the entry's")
+			require.Equal(t, ans.Record.Fence, o.entry(id).ClaimFence)
+			require.Equal(t, ans.Record, o.want(VerdictGranted, q).Record)
 		})
 	}
 }
