@@ -243,3 +243,26 @@ func TestAWebhookNeedsASignatureAndAName(t *testing.T) {
 		require.ErrorContains(t, err, fault)
 	}
 }
+
+func TestAnUnknownEventIsKeptWithDedupd(t *testing.T) { // A05
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.handle = func(http.ResponseWriter, *http.Request, int) { panic(http.ErrAbortHandler) } //nolint:forbidigo // stands for a crash
+		letters := dedupv1.NewDeadLetterServiceClient(w.dedupd.Conn())
+		parker, err := guard.NewParker(guard.ParkerConfig{DeadLetters: letters})
+		require.NoError(t, err)
+		t.Cleanup(parker.Close)
+		h := w.webhook(t, func(c *nethttp.WebhookConfig) { c.Park = nethttp.ParkWith(parker) })
+		require.Panics(t, func() { send(t.Context(), h, delivery(`{"data":{"id":"1"}}`)) })
+		for range 3 {
+			pass(5 * time.Minute)
+			requireProblem(t, send(t.Context(), h, delivery(`{"data":{"id":"1"}}`)), http.StatusServiceUnavailable, "outcome-unknown")
+		}
+		list, err := letters.List(t.Context(), &dedupv1.DeadLetterServiceListRequest{})
+		require.NoError(t, err)
+		require.Len(t, list.GetEntries(), 1, "one entry, however often it is told")
+		require.Equal(t, int64(3), list.GetEntries()[0].GetCount())
+		require.Equal(t, "1", string(list.GetEntries()[0].GetIdentity().GetKey()))
+	})
+}
