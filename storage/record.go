@@ -161,21 +161,47 @@ type Record struct {
 	// where no operator settled the record.
 	ResolvedFrom int64
 	Note         string
+
+	// Pins are the open dead letters that hold the record: with any, it does not
+	// expire. A record that was absent when it was pinned is a stub: stored as
+	// Absent, judged as absent by every call.
+	Pins int32
+	// Reopened is the final error that a replay opened again; it comes back where
+	// that run turns out to have applied nothing.
+	Reopened *Outcome
+	// Redacted: what told of a person is erased, caller and key too. RedactedID is
+	// then the id, which the identity no longer yields; else zero. ID tells both.
+	Redacted   bool
+	RedactedID RecordID
+	// Trace is the W3C trace context of the last run, to link a replay to: trace
+	// id, span id and flags, 25 bytes, or empty.
+	Trace []byte
+}
+
+// ID is the record's id.
+func (r *Record) ID() RecordID {
+	if r.Redacted {
+		return r.RedactedID
+	}
+	return r.Identity.RecordID()
 }
 
 // StateAt judges r, which may be nil, by the store's clock. A lease counts as
-// lapsed skew after its end.
+// lapsed skew after its end. A record with Pins does not expire.
 func (r *Record) StateAt(now Instant, skew time.Duration) State {
 	switch {
-	case r == nil || r.DropAt != 0 && now >= r.DropAt:
+	case r == nil || r.OverAt(now):
 		return StateAbsent
-	case r.ExpiresAt != 0 && now >= r.ExpiresAt:
+	case r.Pins == 0 && r.ExpiresAt != 0 && now >= r.ExpiresAt:
 		return StateExpired
 	case r.State == StateReserved && r.leaseOver(now, skew):
 		return StateUnknown
 	}
 	return r.State
 }
+
+// OverAt reports whether the record's time is over, so that a store may delete it.
+func (r *Record) OverAt(now Instant) bool { return r.Pins == 0 && r.DropAt != 0 && now >= r.DropAt }
 
 // VersionAt is the version to tell an operator who looks at r, which may be
 // nil, now, and whom Resolve holds to it. It is zero, the version of no record,
@@ -229,11 +255,14 @@ func (r *Record) release(s State, as Effect, note string) {
 }
 
 // settle completes the record. What guards a later grant is dropped with it:
-// every Reserve is answered from the outcome from here on.
+// every Reserve but a replay's is answered from the outcome from here on.
 func (r *Record) settle(now Instant, o *Outcome, retention, tombstone time.Duration) {
 	r.unsettle()
-	r.State, r.Outcome = StateCompleted, o
-	r.Bound, r.Open, r.Superseded, r.Ended = false, false, nil, nil
+	r.State, r.Outcome, r.Reopened = StateCompleted, o, nil
+	r.Bound, r.Open, r.Superseded = false, false, nil
+	if o.Success() {
+		r.Ended = nil // an error may be opened again by a replay, and old attempts stay spent
+	}
 	r.CompletedAt = now
 	r.ExpiresAt = now.Add(retention)
 	r.DropAt = r.ExpiresAt.Add(tombstone)

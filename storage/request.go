@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Request is one of the calls that Apply judges: Reserve, BeginRun, Complete,
-// Extend, Release, Lookup or Resolve.
+// Request is one of the calls that Apply and ApplyCase judge: Reserve, BeginRun,
+// Complete, Extend, Release, Lookup, Resolve, Redact, Forget, and Park, Claim,
+// Settle, Requeue, Discard.
 type Request interface {
 	judge(t *turn) (*Record, Answer)
 }
@@ -16,6 +17,8 @@ type Request interface {
 type Terms struct {
 	Retention time.Duration // of a settled record; zero means DefaultRetention
 	Tombstone time.Duration // refused with KEY_EXPIRED after it; zero means none
+	EntryCap  int           // open entries of a namespace; zero means DefaultEntryCap
+	EntryHold time.Duration // a closed entry is kept; zero means DefaultEntryHold
 }
 
 // OnUnknown says what a Reserve wants when an earlier run's outcome is unknown.
@@ -45,7 +48,10 @@ type Reserve struct {
 	Attempt     AttemptID
 	Lease       time.Duration // zero means DefaultLease
 	OnUnknown   OnUnknown
-	Basis       Basis // with OnUnknownReconcile
+	Basis       Basis        // with OnUnknownReconcile
+	Claim       *ReplayClaim // of a replay: Identity's caller is then the entry's
+	Trace       []byte       // Record.Trace of the run that a grant starts
+	Terms       Terms        // read with Claim only
 }
 
 // BeginRun turns a live RECONCILE grant into a running one.
@@ -56,6 +62,7 @@ type BeginRun struct {
 
 // Complete stores the outcome.
 type Complete struct {
+	Identity  Identity // read only where a conflict is parked and there is no record
 	Attempt   AttemptID
 	Fence     Fence
 	Outcome   *Outcome
@@ -112,6 +119,10 @@ const (
 	VerdictStaleHolder            // the record is no longer the caller's
 	VerdictNotReconciled          // BeginRun comes first
 	VerdictRecordChanged          // Resolve: not the version that was looked at
+	VerdictNotFound               // no such entry, or no such record
+	VerdictEntryChanged           // the entry is not in a state, or under a claim, that allows it
+	VerdictClaimInvalid           // Reserve: the claim does not hold for this record
+	VerdictFull                   // Park: the namespace is at its cap
 )
 
 // String returns the verdict's name in lower snake.
@@ -121,7 +132,8 @@ func (v Verdict) String() string {
 		VerdictInProgress: "in_progress", VerdictOutcomeUnknown: "outcome_unknown",
 		VerdictKeyReused: "key_reused", VerdictKeyExpired: "key_expired",
 		VerdictStaleHolder: "stale_holder", VerdictNotReconciled: "not_reconciled",
-		VerdictRecordChanged: "record_changed",
+		VerdictRecordChanged: "record_changed", VerdictNotFound: "not_found",
+		VerdictEntryChanged: "entry_changed", VerdictClaimInvalid: "claim_invalid", VerdictFull: "full",
 	}
 	if int(v) < len(names) && names[v] != "" {
 		return names[v]
@@ -147,8 +159,14 @@ type Answer struct {
 	RetryAfter time.Duration
 	// Late: a Complete arrived for a record that had been released meanwhile.
 	Late bool
-	// Conflict: a refused Complete that may be the trace of a double effect.
+	// Conflict: a refused Complete that may be the trace of a double effect. It is
+	// parked in the same step.
 	Conflict *Conflict
+	// Entry is the entry that the call was about, as it stands after it; for
+	// Reserve and Complete an open one of the record, if any: the oldest.
+	Entry *DeadLetter
+	// Parked: Entry is new, or its Count was raised.
+	Parked bool
 }
 
 // Conflict describes a refused Complete: somebody may have to undo an effect.

@@ -21,6 +21,9 @@ func (s *stepper) judgeState(w *world) broken {
 	case state == StateCompleted && w.effects > 0 && valueOf(w.rec.Outcome) >= errOf && valueOf(w.rec.Outcome) < operator && !s.inbox:
 		return breaks("I9", "completed with an error, and the effect has happened")
 	}
+	if bad := w.judgeLetters(state); bad.invariant != "" {
+		return bad
+	}
 	if w.rec != nil && w.rec.State == StateReserved && w.rec.LeaseEnd <= w.now {
 		if _, ans := s.rules(w.rec, Lookup{}, w.now, 0); ans.State == StateReserved {
 			return breaks("I6", "a lease without an end")
@@ -61,7 +64,7 @@ func (s *stepper) judgeAnswer(w, n *world, i int, m message, ans Answer) broken 
 			return breaks("I4", "the same attempt got another grant")
 		}
 	case w.rec != nil && w.rec.State == StateReserved && w.current == int8(i) &&
-		ans.Verdict != VerdictKeyReused && ans.Verdict != VerdictCompleted:
+		ans.Verdict != VerdictKeyReused && ans.Verdict != VerdictCompleted && ans.Verdict != VerdictClaimInvalid:
 		return breaks("I4", "the same attempt did not get its grant again")
 	case ans.Verdict == VerdictCompleted && s.belongsToOther(valueOf(ans.Outcome), s.attempts[i].fp):
 		return breaks("I8", "a request got another request's outcome")
@@ -90,7 +93,10 @@ func (s *stepper) judgeGrant(w, n *world, i int, told Mode) broken {
 // judgeWrite holds the step from w to n, by message m of attempt i (or -1),
 // against the invariants about writes.
 func (s *stepper) judgeWrite(w, n *world, i int, m message) broken {
-	if n.rec == w.rec {
+	if bad := s.judgeLetterWrite(w, n, i, m); bad.invariant != "" {
+		return bad
+	}
+	if n.rec == w.rec || len(s.claims) > 0 && onlyHeld(w.rec, n.rec) {
 		return broken{}
 	}
 	before, after := w.rec.StateAt(w.now, 0), n.rec.StateAt(n.now, 0)

@@ -10,21 +10,21 @@ func (s *stepper) messageSteps(w *world, i int) {
 		if p.sent&(1<<m) == 0 {
 			continue
 		}
-		next, ans := s.rules(w.rec, s.request(w, i, m), w.now, 0)
+		change, ans := s.apply(w, s.request(w, i, m))
+		next := change.Record
 		if s.twoStep && next != nil && w.slow == nil {
 			n := *w
 			n.slow = &slowWrite{read: w.rec, next: next, who: i, msg: m, verdict: ans.Verdict}
 			s.emit(action{who: int8(i), msg: m, message: decided}, n, broken{})
 		}
 		n := *w
-		if next != nil {
-			n.rec = next
-		}
+		n.take(change)
 		bad := s.judgeAnswer(w, &n, i, m, ans)
 		if bad.invariant == "" {
 			bad = s.judgeWrite(w, &n, i, m)
 		}
-		if next != nil || bad.invariant != "" {
+		s.endLife(w, &n)
+		if next != nil || len(change.Entries) > 0 || bad.invariant != "" {
 			s.emit(action{what: ans.Verdict.String() + ", reply lost", who: int8(i), msg: m, message: arrives}, n, bad)
 		}
 		if heard := n; s.hear(&heard, i, m, ans) {
@@ -42,14 +42,14 @@ func (s *stepper) request(w *world, i int, m message) Request {
 	case mReserve:
 		return Reserve{
 			Identity: identity, Fingerprint: spec.fp, Attempt: id, Lease: searchLease,
-			OnUnknown: spec.onUnknown, Basis: spec.basis,
+			OnUnknown: spec.onUnknown, Basis: spec.basis, Claim: s.claimOf(w, i), Terms: searchTerms,
 		}
 	case mBeginRun:
 		return BeginRun{Attempt: id, Fence: p.fence}
 	case mExtend:
 		return Extend{Attempt: id, Fence: p.fence, Lease: searchLease}
 	case mComplete:
-		return Complete{Attempt: id, Fence: p.fence, Outcome: outcomes[p.out], Terms: searchTerms}
+		return Complete{Identity: identity, Attempt: id, Fence: p.fence, Outcome: outcomes[p.out], Terms: searchTerms}
 	case mGiveBack:
 		free.Fence, free.Effect = 0, EffectNone
 	case mReleaseNone:
@@ -78,7 +78,7 @@ func (s *stepper) hear(n *world, i int, m message, ans Answer) bool {
 	case m == mComplete && p.pc == completing:
 		p.pc = done
 		if ans.Verdict == VerdictOK && ans.State == StateCompleted {
-			n.answer(p.out)
+			s.tell(n, i, p.out)
 		}
 	case (m == mReleaseNone || m == mReleaseRepeatable) && p.pc == releasing:
 		p.pc = done
@@ -99,8 +99,16 @@ func (s *stepper) hearReserve(n *world, i int, ans Answer) bool {
 		return false // it asks again
 	}
 	p.pc = done
-	n.answer(valueOf(ans.Outcome)) // of VerdictCompleted; the others have none
+	s.tell(n, i, valueOf(ans.Outcome)) // of VerdictCompleted; the others have none
 	return true
+}
+
+// tell answers whoever sent attempt i.
+func (s *stepper) tell(n *world, i int, v value) {
+	n.answer(v)
+	if c := s.attempts[i].claim; c > 0 {
+		n.replayers[c-1].succeeded = n.replayers[c-1].succeeded || v.success()
+	}
 }
 
 // begin starts on a grant; one that comes back lapsed is released, and reserved

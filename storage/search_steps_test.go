@@ -13,6 +13,7 @@ type attemptSpec struct {
 	onUnknown OnUnknown
 	basis     Basis
 	corrected bool // starts once a client has heard a definite error
+	claim     int  // it replays under this claim of the scenario, from 1 on; 0: it is no replay
 }
 
 // scenario is what a search explores.
@@ -30,6 +31,12 @@ type scenario struct {
 	extends  bool
 	outlives bool // messages and processes outlive the retention of a free record
 	twoStep  bool // the store reads, decides and writes apart, guarded
+
+	// Dead letters, where there are claims.
+	claims   []claimSpec
+	prepare  func(*world) // instead of the first world
+	cases    caseRules    // ApplyCase, where it is nil
+	discards bool         // a person discards the entry
 
 	// What goes wrong outside of the rules, for the mutations.
 	lookUnfenced bool // a reconciler's look registers no fence
@@ -79,6 +86,9 @@ func (s *stepper) steps(w *world) {
 	if s.twoStep && w.slow != nil {
 		s.slowWriteSteps(w)
 	}
+	if len(s.claims) > 0 {
+		s.letterSteps(w)
+	}
 	s.timeStep(w)
 }
 
@@ -101,11 +111,13 @@ func (s *stepper) procSteps(w *world, i int) {
 	p := &w.procs[i]
 	switch p.pc {
 	case idle:
-		if !s.attempts[i].corrected || w.definite {
+		if (!s.attempts[i].corrected || w.definite) && s.mayReplay(w, i) {
 			s.send(w, i, mReserve, reserving)
 		}
 	case reserving:
-		s.send(w, i, mGiveBack, done)
+		if s.attempts[i].claim == 0 { // a replay does not know whose record it would give back
+			s.send(w, i, mGiveBack, done)
+		}
 	case looking:
 		s.local(w, i, "looks", func(n *world, p *proc) { s.look(n, p, i) })
 		s.send(w, i, mReleaseUnknown, done)
@@ -230,15 +242,26 @@ func (s *stepper) timeStep(w *world) {
 	for i := range w.procs {
 		consider(w.procs[i].end)
 	}
+	for _, e := range w.letters {
+		if e.Kind == EntryExhausted {
+			consider(e.ClaimEnd)
+			consider(e.LastParkedAt.Add(searchRetention))
+		}
+	}
 	if next == 0 {
 		return
 	}
 	n := *w
 	n.now = next
-	if n.rec.StateAt(n.now, 0) == StateAbsent && w.rec.StateAt(w.now, 0) != StateAbsent {
-		s.newLife(w, &n)
-	}
+	s.endLife(w, &n)
 	s.emit(action{what: "time passes", who: -1}, n, s.judgeState(&n))
+}
+
+// endLife starts a new life where that of the record has ended by this step.
+func (s *stepper) endLife(w, n *world) {
+	if n.rec.StateAt(n.now, 0) == StateAbsent && w.rec.StateAt(w.now, 0) != StateAbsent {
+		s.newLife(w, n)
+	}
 }
 
 // newLife forgets what belonged to a life of the record that has ended.
@@ -249,7 +272,7 @@ func (s *stepper) newLife(w, n *world) {
 	}
 	// R13: nothing outlives retention + tombstone, neither process nor message,
 	// nor the retention of a free record.
-	*n = world{rec: w.rec, now: n.now, history: n.history}
+	*n = world{rec: n.rec, now: n.now, history: n.history}
 	for i := range s.attempts {
 		if w.procs[i].pc != idle {
 			n.procs[i].pc = done
@@ -282,9 +305,9 @@ func (s *stepper) operatorSteps(w *world) {
 		if w.opSaw {
 			q.Outcome = outcomes[operator]
 		}
-		next, ans := s.rules(w.rec, q, w.now, 0)
-		if next != nil {
-			n.rec = next
+		change, ans := s.apply(w, q)
+		if change.Record != nil {
+			n.take(change)
 			s.emit(action{what: "Resolve arrives: " + ans.Verdict.String(), who: -1}, n, s.judgeWrite(w, &n, -1, 0))
 		}
 	case reserving, sawNothing, beginning, running, sending, applied, releasing, done: // an attempt's

@@ -40,6 +40,9 @@ type findings struct {
 func search(sc scenario, apply rules, hunted ...string) findings {
 	seed := maphash.MakeSeed()
 	first := firstWorld()
+	if sc.prepare != nil {
+		sc.prepare(&first)
+	}
 	seen := map[[2]uint64]struct{}{first.key(seed): {}}
 	nodes := []node{{parent: -1}}
 	level, from := []world{first}, int32(0)
@@ -152,8 +155,10 @@ func mixed() []scenario {
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	all := append(scenarios(2), mixed()[1:]...) // the first is large
+	all = append(all, replays(2)...)
 	if *searchLarge {
 		all = append(scenarios(maxProcs), mixed()...)
+		all = append(all, replays(maxProcs)...)
 	}
 	for _, sc := range all {
 		t.Run(sc.name, func(t *testing.T) {

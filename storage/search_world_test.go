@@ -112,7 +112,8 @@ type history struct {
 	corrected bool            // the corrected request was granted
 	// repeatable: a run has told that it left effects under child keys only.
 	repeatable bool
-	later      bool // not the record's first life
+	later      bool  // not the record's first life
+	reopened   value // the final error that a replay opened, until the record is settled
 }
 
 // world is one state of the search.
@@ -127,6 +128,11 @@ type world struct {
 	children uint8 // requests with effects under child keys, a bit each
 	mark     Fence // highest fence that the resource has seen
 	row      bool  // the inbox has its row
+
+	letters   []*DeadLetter // replaced, never written to
+	parked    bool          // the client has sent its Park
+	replayers [maxClaims]replayer
+	claimed   uint8 // how often a Claim was granted
 
 	opPC      pc // idle, looking, sawApplied, completing
 	opSaw     bool
@@ -168,7 +174,8 @@ func (w *world) key(seed maphash.Seed) [2]uint64 {
 	}
 	e.bytes(w.effects, uint8(w.happened), w.children, e.fence(w.mark), bit(w.row))
 	e.bytes(uint8(w.opPC), bit(w.opSaw), e.version(w.opVersion))
-	e.bytes(uint8(w.current), uint8(w.run), e.fence(w.high), uint8(w.answered), bit(w.definite), bit(w.corrected), bit(w.repeatable), bit(w.later))
+	e.letters()
+	e.bytes(uint8(w.reopened), uint8(w.current), uint8(w.run), e.fence(w.high), uint8(w.answered), bit(w.definite), bit(w.corrected), bit(w.repeatable), bit(w.later))
 	return [2]uint64{maphash.Bytes(seed, e.b), fnv(e.b)}
 }
 
@@ -191,7 +198,7 @@ func bit(b bool) uint8 {
 type encoder struct {
 	w        *world
 	b        []byte
-	fences   [16]Fence
+	fences   [24]Fence
 	versions [8]int64
 	nf, nv   int
 }
@@ -230,6 +237,9 @@ func (e *encoder) ranks() {
 	}
 	add(e.w.mark)
 	add(e.w.high)
+	for _, l := range e.w.letters {
+		add(l.ClaimFence)
+	}
 	slices.Sort(e.fences[:e.nf])
 	slices.Sort(e.versions[:e.nv])
 }
@@ -254,7 +264,7 @@ func (e *encoder) record(r *Record) {
 		return
 	}
 	e.bytes(uint8(r.State), uint8(r.Mode), r.Attempt[0], r.RunAttempt[0], e.fence(r.Fence), e.fence(r.RunFence))
-	e.bytes(bit(r.Open), bit(r.Bound), uint8(r.ReleasedAs), uint8(valueOf(r.Outcome)))
+	e.bytes(bit(r.Open), bit(r.Bound), uint8(r.ReleasedAs), uint8(valueOf(r.Outcome)), uint8(r.Pins), uint8(valueOf(r.Reopened)))
 	e.bytes(e.version(r.Version), e.version(r.ResolvedFrom))
 	e.times(r.LeaseEnd, r.RunEnd, r.HoldEnd, r.ExpiresAt, r.DropAt)
 	e.bytes(uint8(len(r.Ended)), uint8(len(r.Superseded)))

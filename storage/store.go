@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -12,6 +13,7 @@ import (
 // the same attempt id is always safe.
 type Store interface {
 	Records
+	DeadLetters
 	Maintenance
 }
 
@@ -31,12 +33,35 @@ type Records interface {
 	Resolve(ctx context.Context, id RecordID, q Resolve) (Answer, error)
 	// List pages through records in the order of their ids.
 	List(ctx context.Context, q List) (Page, error)
+	// Redact and Forget act on the record and all of its entries at once.
+	Redact(ctx context.Context, id RecordID, q Redact) (Answer, error)
+	Forget(ctx context.Context, id RecordID, q Forget) (Answer, error)
+}
+
+// DeadLetters are the calls on entries. Each is one atomic step on an entry and
+// its record, judged by ApplyCase.
+type DeadLetters interface {
+	// Park finds the record by the entry's identity, or by its record id where
+	// the identity is empty and the record exists.
+	Park(ctx context.Context, q Park) (Answer, error)
+	// Entry reads one entry whole, and its record.
+	Entry(ctx context.Context, id EntryID) (Answer, error)
+	// Entries pages through entries, without their requests.
+	Entries(ctx context.Context, q ListEntries) (EntryPage, error)
+	// Groups counts the entries that q chooses, largest group first, at most
+	// Limit groups; After is not read.
+	Groups(ctx context.Context, q ListEntries) ([]EntryGroup, error)
+	Claim(ctx context.Context, q Claim) (Answer, error)
+	Settle(ctx context.Context, q Settle) (Answer, error)
+	Requeue(ctx context.Context, q Requeue) (Answer, error)
+	Discard(ctx context.Context, q Discard) (Answer, error)
+	Census(ctx context.Context) (Census, error)
 }
 
 // Maintenance is what keeps a store going.
 type Maintenance interface {
-	// Sweep deletes up to limit records whose time is over and returns how many.
-	// It changes no answer.
+	// Sweep deletes up to limit records and closed entries whose time is over and
+	// returns how many. It changes no answer.
 	Sweep(ctx context.Context, limit int) (int, error)
 	// Check reports whether the store can serve, by a real read.
 	Check(ctx context.Context) error
@@ -58,9 +83,29 @@ type Watcher interface {
 type List struct {
 	Namespace string
 	Operation string
-	States    []State  // as judged now; empty means all but absent
-	After     RecordID // only ids above it; zero starts at the first
-	Limit     int      // records in the page, at least 1
+	Caller    []byte
+	Key       []byte
+	States    []State       // as judged now; empty means all but absent
+	OlderThan time.Duration // by GrantedAt
+	After     RecordID      // only ids above it; zero starts at the first
+	Limit     int           // records in the page, at least 1
+}
+
+// Wants reports whether q chooses r, now; its place in the listing is not looked
+// at.
+func (q List) Wants(r *Record, now Instant, skew time.Duration) bool {
+	state := r.StateAt(now, skew)
+	switch {
+	case q.Namespace != "" && r.Identity.Namespace != q.Namespace,
+		q.Operation != "" && r.Identity.Operation != q.Operation,
+		len(q.Caller) > 0 && r.Identity.Caller != string(q.Caller),
+		len(q.Key) > 0 && r.Identity.Key != string(q.Key),
+		q.OlderThan > 0 && r.GrantedAt > now.Add(-q.OlderThan):
+		return false
+	case len(q.States) == 0:
+		return state != StateAbsent
+	}
+	return slices.Contains(q.States, state)
 }
 
 // Page is a part of a listing.

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"cmp"
-	"slices"
 	"time"
 )
 
@@ -10,36 +9,12 @@ import (
 // the store's clock. It returns the record to write, or nil where nothing is to
 // be written, and the answer. It has no I/O, no clock and no randomness, and
 // never changes what it is given; a store reads, applies and writes, atomically
-// per record. skew is how far the store's clocks may differ.
+// per record. skew is how far the store's clocks may differ. It is ApplyCase
+// without entries: a conflict is told and not parked.
 func Apply(rec *Record, req Request, now Instant, skew time.Duration) (*Record, Answer) {
-	t := &turn{now: now, skew: skew, row: rec, state: rec.StateAt(now, skew)}
-	if t.state != StateAbsent {
-		t.rec = rec
-	}
+	t := newTurn(Case{Record: rec}, now, skew)
 	next, ans := req.judge(t)
-	ans.Now = now
-	ans.Record = t.rec
-	if next != nil {
-		next.Version = int64(now)
-		if rec != nil {
-			next.Version = max(rec.Version+1, next.Version)
-		}
-		ans.Record = next
-		if next.State == StateAbsent {
-			ans.Record = nil // a mark is no record
-		}
-	}
-	ans.State = ans.Record.StateAt(now, skew)
-	return next, ans
-}
-
-// turn is one judgement.
-type turn struct {
-	now   Instant
-	skew  time.Duration
-	row   *Record // what is stored, be it a mark or past its time
-	rec   *Record // the same, nil where it counts as absent
-	state State
+	return next, t.finish(next, ans)
 }
 
 func refuse(v Verdict) (*Record, Answer) { return nil, Answer{Verdict: v} }
@@ -48,32 +23,36 @@ func ok(next *Record) (*Record, Answer) { return next, Answer{Verdict: VerdictOK
 
 // judge answers Reserve, in the order of judgement.
 func (q Reserve) judge(t *turn) (*Record, Answer) {
+	if q.Claim != nil && !t.claim(&q) {
+		return refuse(VerdictClaimInvalid)
+	}
 	if t.reused(q.Fingerprint) {
 		return refuse(VerdictKeyReused)
 	}
-	if t.state == StateExpired {
+	if t.state == StateExpired || t.outlived(q.Terms) {
 		return refuse(VerdictKeyExpired)
 	}
-	if t.state == StateCompleted {
+	if t.state == StateCompleted && !t.reopens(q.Attempt) {
+		t.foundDone(q.Terms)
 		return nil, Answer{Verdict: VerdictCompleted, Outcome: t.rec.Outcome}
 	}
 	if t.current(q.Attempt) {
 		return nil, Answer{Verdict: VerdictGranted} // a repeat: the same grant, whatever is left of it
 	}
-	if t.kept(q.Fingerprint) {
+	if t.kept(q.Fingerprint) && !t.fresh() {
 		return nil, Answer{Verdict: VerdictCompleted, Outcome: t.rec.Outcome, Kept: true}
 	}
 	if t.spent(q.Attempt) {
 		return refuse(VerdictStaleHolder)
 	}
 	switch t.state {
-	case StateAbsent, StateReleased:
+	case StateAbsent, StateReleased, StateCompleted: // completed: a final error that a replay opens
 		return t.grant(q, ModeRun)
 	case StateReserved:
 		return t.inProgress(min(t.rec.LeaseEnd.Add(t.skew).Sub(t.now), maxRetryAfter))
 	case StateUnknown:
 		return t.reserveUnknown(q)
-	case StateCompleted, StateExpired: // answered above
+	case StateExpired: // answered above
 	}
 	return refuse(VerdictOutcomeUnknown)
 }
@@ -113,11 +92,15 @@ func (t *turn) grant(q Reserve, mode Mode) (*Record, Answer) {
 			next.Fingerprint = q.Fingerprint
 		}
 	} else if t.row != nil {
-		next.Ended = t.spentMarks()
+		next.Ended, next.Pins = t.spentMarks(), t.row.Pins
 	}
+	next.Identity, next.Redacted, next.RedactedID = q.Identity, false, RecordID{} // told anew
 	next.Fence = Fence(t.now)
 	if t.row != nil {
 		next.Fence = max(next.Fence, t.row.Fence+1)
+	}
+	if t.state == StateCompleted {
+		next.Reopened = t.rec.Outcome
 	}
 	next.State, next.Mode, next.Attempt = StateReserved, mode, q.Attempt
 	next.Grants++
@@ -127,8 +110,10 @@ func (t *turn) grant(q Reserve, mode Mode) (*Record, Answer) {
 	next.unsettle()
 	if mode == ModeRun {
 		next.Open = t.state == StateUnknown
+		next.Trace = q.Trace
 		next.startRun()
 	}
+	t.grantedTo(next.Fence)
 	return next, Answer{Verdict: VerdictGranted}
 }
 
@@ -218,6 +203,9 @@ func (t *turn) conflict(q Complete) (*Record, Answer) {
 		contradicts = c.Success
 	case StateAbsent, StateReserved, StateUnknown:
 	}
+	if t.rec.Reopened != nil && t.rec.Reopened.Hash() == c.RefusedHash {
+		laterRun = false // a repeat of what was stored before a replay opened it
+	}
 	if !contradicts && !laterRun {
 		ans.Conflict = nil
 	}
@@ -238,11 +226,11 @@ func (q Release) judge(t *turn) (*Record, Answer) {
 			return refuse(VerdictNotReconciled)
 		}
 		return ok(t.release(q))
-	case StateUnknown, StateReleased:
+	case StateUnknown, StateReleased, StateCompleted: // completed: it put a final error back
 		if !t.rec.ByOperator() && t.state != StateExpired && t.rec.ReleasedAs == q.Effect {
 			return ok(nil)
 		}
-	case StateAbsent, StateCompleted, StateExpired:
+	case StateAbsent, StateExpired:
 	}
 	return refuse(VerdictStaleHolder)
 }
@@ -262,17 +250,26 @@ func (t *turn) release(q Release) *Record {
 		next.release(StateUnknown, q.Effect, q.Note)
 		return next
 	}
-	next.release(StateReleased, q.Effect, q.Note)
-	t.endReleased(next, q.Terms)
-	if q.Error != nil && q.Hold > 0 {
+	t.setFree(next, q.Effect, q.Note, q.Terms)
+	if q.Error != nil && q.Hold > 0 && next.State == StateReleased {
 		next.Outcome, next.HoldEnd = q.Error, t.now.Add(q.Hold)
 	}
 	return next
 }
 
-// endReleased sets the ends of a released record: a free one is absent after
-// the retention, a bound one expired for the tombstone time.
-func (t *turn) endReleased(next *Record, terms Terms) {
+// setFree ends the grant where nothing is left unknown. A final error that a
+// replay had opened comes back, unless effects were left under child keys. A
+// free record is absent after the retention, a bound one expired for the
+// tombstone time.
+func (t *turn) setFree(next *Record, as Effect, note string, terms Terms) {
+	before := next.Reopened
+	next.release(StateReleased, as, note)
+	next.Reopened = nil
+	if before != nil && !next.Bound {
+		next.settle(t.now, before, t.retention(terms), terms.Tombstone)
+		next.ReleasedAs, next.Note = as, note
+		return
+	}
 	next.ExpiresAt = t.now.Add(t.retention(terms))
 	next.DropAt = next.ExpiresAt
 	if next.Bound {
@@ -289,7 +286,7 @@ func (t *turn) giveBack(q Release) (*Record, Answer) {
 		}
 		mark := &Record{Identity: q.Identity, State: StateAbsent, CreatedAt: t.now, DropAt: t.now.Add(markTime)}
 		if t.row != nil {
-			mark.Fence = t.row.Fence
+			mark.Fence, mark.Pins = t.row.Fence, t.row.Pins
 			mark.Ended = t.spentMarks()
 		}
 		mark.endAttempt(q.Attempt)
@@ -345,8 +342,7 @@ func (q Resolve) judge(t *turn) (*Record, Answer) {
 		next.settle(t.now, q.Outcome, t.retention(q.Terms), q.Terms.Tombstone)
 		next.Note = q.Note
 	} else {
-		next.release(StateReleased, EffectNone, q.Note)
-		t.endReleased(next, q.Terms)
+		t.setFree(next, EffectNone, q.Note, q.Terms)
 	}
 	next.ResolvedFrom = q.Version
 	return ok(next)
@@ -354,69 +350,7 @@ func (q Resolve) judge(t *turn) (*Record, Answer) {
 
 func (t *turn) ownVerdict(q Resolve) bool {
 	if !q.Completed {
-		return t.state == StateReleased
+		return t.state == StateReleased || t.state == StateCompleted && t.rec.ReleasedAs == EffectNone
 	}
 	return t.state == StateCompleted && t.rec.Outcome.Hash() == q.Outcome.Hash()
 }
-
-// reused reports whether the record belongs to another request.
-func (t *turn) reused(f Fingerprint) bool {
-	switch t.state {
-	case StateAbsent:
-		return false
-	case StateReleased:
-		for _, old := range t.rec.Superseded {
-			if old.Same(f) {
-				return true
-			}
-		}
-		return t.rec.Bound && !t.rec.Fingerprint.Same(f)
-	case StateReserved, StateUnknown, StateCompleted, StateExpired:
-	}
-	return !t.rec.Fingerprint.Same(f)
-}
-
-// holds reports whether the caller's is the current or last grant.
-func (t *turn) holds(a AttemptID, f Fence) bool {
-	return t.rec != nil && t.rec.Attempt == a && t.rec.Fence == f
-}
-
-// ran reports whether the caller's is the last grant that ran.
-func (t *turn) ran(a AttemptID, f Fence) bool {
-	return t.rec != nil && t.rec.RunAttempt == a && t.rec.RunFence == f
-}
-
-// current reports whether a names a grant that has not ended, live or lapsed.
-func (t *turn) current(a AttemptID) bool {
-	return t.rec != nil && t.rec.State == StateReserved && t.rec.Attempt == a
-}
-
-// spent reports whether a, which is not current, was granted once or was given
-// back unread.
-func (t *turn) spent(a AttemptID) bool {
-	if t.rec != nil {
-		return t.rec.Attempt == a || t.rec.RunAttempt == a || t.rec.hasEnded(a)
-	}
-	return slices.Contains(t.spentMarks(), a)
-}
-
-// spentMarks are the attempt ids of a mark that is still kept.
-func (t *turn) spentMarks() []AttemptID {
-	if t.row == nil || t.row.State != StateAbsent || t.now >= t.row.DropAt {
-		return nil
-	}
-	return t.row.Ended
-}
-
-// kept reports whether a kept error answers this request.
-func (t *turn) kept(f Fingerprint) bool {
-	return t.state == StateReleased && t.rec.Outcome != nil && t.now < t.rec.HoldEnd && t.rec.Fingerprint.Same(f)
-}
-
-func (t *turn) effectsLeft() time.Duration { return t.rec.effectsLeft(t.now, t.skew) }
-
-func (t *turn) inProgress(retry time.Duration) (*Record, Answer) {
-	return nil, Answer{Verdict: VerdictInProgress, RetryAfter: max(retry, time.Millisecond)}
-}
-
-func (t *turn) retention(terms Terms) time.Duration { return cmp.Or(terms.Retention, DefaultRetention) }

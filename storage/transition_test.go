@@ -205,7 +205,8 @@ func (j judge) reserves(n byte) {
 				require.Equal(j, j.retryInProgress(), ans.RetryAfter)
 			case VerdictOutcomeUnknown:
 				require.Equal(j, max(0, min(j.landed+30*time.Second-j.at, time.Second)), ans.RetryAfter)
-			case VerdictOK, VerdictKeyReused, VerdictKeyExpired, VerdictStaleHolder, VerdictNotReconciled, VerdictRecordChanged:
+			case VerdictOK, VerdictKeyReused, VerdictKeyExpired, VerdictStaleHolder, VerdictNotReconciled, VerdictRecordChanged,
+				VerdictNotFound, VerdictEntryChanged, VerdictClaimInvalid, VerdictFull:
 				require.Zero(j, ans.RetryAfter)
 			}
 		}

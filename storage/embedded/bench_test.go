@@ -95,7 +95,7 @@ func BenchmarkSize(b *testing.B) {
 	m := s.Metrics()
 	b.ReportMetric(float64(mem.Sys)/(1<<20), "Go-MiB")
 	b.ReportMetric(float64(m.BlockCache.Size+int64(m.MemTable.Size+m.MemTable.ZombieSize))/(1<<20), "Pebble-MiB")
-	require.NoError(b, s.Settle(b.Context()))
+	require.NoError(b, s.Compact(b.Context()))
 	m = s.Metrics()
 	b.ReportMetric(float64(m.Total().TablesSize)/float64(b.N), "disk-B/record")
 	require.NoError(b, s.Close())

@@ -10,9 +10,10 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// codecVersion is the first byte of every stored record. A new version gets a
-// new number, and the old ones stay readable.
-const codecVersion = 1
+// codecVersion is the first byte of a stored record, the lowest that can hold
+// it: most records stay readable for the dedupd before. A new version gets a new
+// number, and the old ones stay readable. Version 2 adds laterParts.
+const codecVersion = 2
 
 const (
 	compressFrom = 1 << 10  // responses of at least this size are compressed
@@ -32,7 +33,13 @@ const (
 
 const (
 	numTimes   = 9
-	knownFlags = flagTimes<<numTimes - 1
+	flagsOfOne = flagTimes<<numTimes - 1 // the flags of version 1
+	flagPins   = flagTimes << numTimes
+	flagReopen = flagPins << 1
+	flagRedact = flagReopen << 1
+	flagTrace  = flagRedact << 1
+	laterParts = flagPins | flagReopen | flagRedact | flagTrace
+	knownFlags = flagsOfOne | laterParts
 )
 
 // Flags of an outcome.
@@ -40,6 +47,7 @@ const (
 	outcomeResponse = 1 << iota
 	outcomeOmitted
 	outcomeCompressed
+	outcomeErased
 	knownOutcomeFlags = 1<<iota - 1
 )
 
@@ -78,8 +86,13 @@ func timesOf(r *storage.Record) [numTimes]*storage.Instant {
 // encode appends the record to b.
 func (c *codec) encode(b []byte, r *storage.Record) []byte {
 	times := timesOf(r)
-	b = append(b, codecVersion)
-	b = binary.AppendUvarint(b, flagsOf(r, times))
+	flags := flagsOf(r, times)
+	version := byte(1)
+	if flags&laterParts != 0 {
+		version = 2
+	}
+	b = append(b, version)
+	b = binary.AppendUvarint(b, flags)
 	b = append(b, byte(r.State), byte(r.Mode), byte(r.ReleasedAs))
 	for _, part := range [...]string{r.Identity.Namespace, r.Identity.Operation, r.Identity.Caller, r.Identity.Key} {
 		b = appendString(b, part)
@@ -114,6 +127,18 @@ func (c *codec) encode(b []byte, r *storage.Record) []byte {
 	if r.Outcome != nil {
 		b = c.appendOutcome(b, r.Outcome)
 	}
+	if flags&flagPins != 0 {
+		b = binary.AppendVarint(b, int64(r.Pins))
+	}
+	if r.Reopened != nil {
+		b = c.appendOutcome(b, r.Reopened)
+	}
+	if r.Redacted {
+		b = append(b, r.RedactedID[:]...)
+	}
+	if flags&flagTrace != 0 {
+		b = appendString(b, r.Trace)
+	}
 	return b
 }
 
@@ -130,6 +155,10 @@ func flagsOf(r *storage.Record, times [numTimes]*storage.Instant) (flags uint64)
 	add(otherRun(r), flagOtherRun)
 	add(r.Outcome != nil, flagOutcome)
 	add(r.ResolvedFrom != 0, flagResolved)
+	add(r.Pins != 0, flagPins)
+	add(r.Reopened != nil, flagReopen)
+	add(r.Redacted, flagRedact)
+	add(len(r.Trace) > 0, flagTrace)
 	for i, t := range times {
 		add(*t != 0, flagTimes<<i)
 	}
@@ -164,11 +193,11 @@ func (c *codec) appendOutcome(b []byte, o *storage.Outcome) []byte {
 	if o.Omitted {
 		flags |= outcomeOmitted
 	}
-	if len(response) >= compressFrom {
-		zipped := c.zip.EncodeAll(response, nil)
-		if len(zipped) <= len(response)-len(response)/8 {
-			flags, response = flags|outcomeCompressed, zipped
-		}
+	if o.Erased {
+		flags |= outcomeErased
+	}
+	if zipped := c.compress(response); zipped != nil {
+		flags, response = flags|outcomeCompressed, zipped
 	}
 	b = append(b, flags)
 	b = binary.AppendVarint(b, int64(o.Code))
@@ -182,14 +211,39 @@ func (c *codec) appendOutcome(b []byte, o *storage.Outcome) []byte {
 		b = binary.AppendUvarint(b, uint64(len(o.Response)))
 	}
 	b = appendString(b, response)
-	for _, entries := range [...][]storage.MetadataEntry{o.Headers, o.Trailers} {
-		b = binary.AppendUvarint(b, uint64(len(entries)))
-		for i := range entries {
-			b = appendString(b, entries[i].Key)
-			b = appendString(b, entries[i].Value)
-		}
+	b = appendMetadata(b, o.Headers)
+	return appendMetadata(b, o.Trailers)
+}
+
+func appendMetadata(b []byte, entries []storage.MetadataEntry) []byte {
+	b = binary.AppendUvarint(b, uint64(len(entries)))
+	for i := range entries {
+		b = appendString(b, entries[i].Key)
+		b = appendString(b, entries[i].Value)
 	}
 	return b
+}
+
+// appendBlob appends bytes with a mark of whether they are compressed.
+func (c *codec) appendBlob(b, blob []byte) []byte {
+	if zipped := c.compress(blob); zipped != nil {
+		b = append(b, 1)
+		b = binary.AppendUvarint(b, uint64(len(blob)))
+		return appendString(b, zipped)
+	}
+	b = append(b, 0)
+	return appendString(b, blob)
+}
+
+// compress returns nil where it does not save an eighth.
+func (c *codec) compress(b []byte) []byte {
+	if len(b) < compressFrom {
+		return nil
+	}
+	if zipped := c.zip.EncodeAll(b, nil); len(zipped) <= len(b)-len(b)/8 {
+		return zipped
+	}
+	return nil
 }
 
 // decode reads a record and keeps nothing of b.
@@ -197,13 +251,13 @@ func (c *codec) decode(b []byte) (*storage.Record, error) {
 	if len(b) == 0 {
 		return nil, errCorrupt
 	}
-	if b[0] != codecVersion {
+	if b[0] == 0 || b[0] > codecVersion {
 		return nil, fmt.Errorf("the record has version %d, this dedupd reads up to %d: use the newer dedupd that wrote it", b[0], codecVersion)
 	}
 	d := decoder{rest: string(b[1:])}
 	r := &storage.Record{}
 	flags := d.uvarint()
-	if flags&^uint64(knownFlags) != 0 {
+	if flags&^uint64(knownFlags) != 0 || b[0] == 1 && flags&laterParts != 0 {
 		return nil, errCorrupt
 	}
 	r.State, r.Mode, r.ReleasedAs = storage.State(d.byte()), storage.Mode(d.byte()), storage.Effect(d.byte())
@@ -230,6 +284,7 @@ func (c *codec) decode(b []byte) (*storage.Record, error) {
 	if flags&flagOutcome != 0 {
 		r.Outcome = d.outcome(c.unzip)
 	}
+	d.later(r, flags, c.unzip)
 	if d.bad || d.rest != "" {
 		return nil, errCorrupt
 	}

@@ -54,7 +54,7 @@ func TestB12WhatWasAcknowledgedIsThereAfterACrashAtAnyPoint(t *testing.T) {
 	}
 	l.run(t.Context(), callers, cycles)
 	require.NoError(t, l.fault)
-	require.Len(t, crashes, callers*cycles*2/every)
+	require.Len(t, crashes, callers*(2*cycles+cycles/parkEvery)/every)
 	for _, c := range crashes {
 		s, err := embedded.Open(small(c.disk))
 		require.NoError(t, err)
@@ -146,6 +146,12 @@ func requireStopped(t *testing.T, s *embedded.Store) {
 	_, err = s.List(t.Context(), storage.List{Limit: 1})
 	require.ErrorIs(t, err, storage.ErrUnavailable)
 	_, err = s.Sweep(t.Context(), 1)
+	require.ErrorIs(t, err, storage.ErrUnavailable)
+	_, err = s.Park(t.Context(), storage.Park{Entry: storage.DeadLetter{Kind: storage.EntryExhausted, Identity: q.Identity}})
+	require.ErrorIs(t, err, storage.ErrUnavailable)
+	_, err = s.Entries(t.Context(), storage.ListEntries{Limit: 1})
+	require.ErrorIs(t, err, storage.ErrUnavailable)
+	_, err = s.Census(t.Context())
 	require.ErrorIs(t, err, storage.ErrUnavailable)
 	require.ErrorIs(t, s.Check(t.Context()), storage.ErrUnavailable)
 }

@@ -99,6 +99,31 @@ func (d *decoder) grants(r *storage.Record) {
 	}
 }
 
+// later reads the parts that version 2 added.
+func (d *decoder) later(r *storage.Record, flags uint64, unzip *zstd.Decoder) {
+	if flags&flagPins != 0 {
+		r.Pins = d.int32()
+	}
+	if flags&flagReopen != 0 {
+		r.Reopened = d.outcome(unzip)
+	}
+	if r.Redacted = flags&flagRedact != 0; r.Redacted {
+		d.fill(r.RedactedID[:])
+	}
+	if flags&flagTrace != 0 {
+		r.Trace = d.bytes()
+	}
+}
+
+func (d *decoder) int32() int32 {
+	v := d.varint()
+	short := int32(v) //nolint:gosec // checked next
+	if v != int64(short) {
+		d.fail()
+	}
+	return short
+}
+
 func (d *decoder) fingerprint() storage.Fingerprint {
 	const least = 4 // bytes of an empty digest
 	n := d.count(least)
@@ -119,13 +144,14 @@ func (d *decoder) fingerprint() storage.Fingerprint {
 
 func (d *decoder) outcome(unzip *zstd.Decoder) *storage.Outcome {
 	flags := d.byte()
-	code := d.varint()
-	short := int32(code) //nolint:gosec // checked next
-	if flags&^knownOutcomeFlags != 0 || code != int64(short) {
+	code := d.int32()
+	if flags&^knownOutcomeFlags != 0 || d.bad {
 		d.fail()
 		return nil
 	}
-	o := &storage.Outcome{Code: short, HasResponse: flags&outcomeResponse != 0, Omitted: flags&outcomeOmitted != 0}
+	o := &storage.Outcome{
+		Code: code, HasResponse: flags&outcomeResponse != 0, Omitted: flags&outcomeOmitted != 0, Erased: flags&outcomeErased != 0,
+	}
 	o.Status = d.bytes()
 	o.TypeURL = d.string()
 	o.Size = d.varint()
@@ -140,6 +166,18 @@ func (d *decoder) outcome(unzip *zstd.Decoder) *storage.Outcome {
 	o.Headers = d.metadata()
 	o.Trailers = d.metadata()
 	return o
+}
+
+// blob reads what appendBlob wrote.
+func (d *decoder) blob(unzip *zstd.Decoder) []byte {
+	switch d.byte() {
+	case 0:
+		return d.bytes()
+	case 1:
+		return d.unzip(unzip)
+	}
+	d.fail()
+	return nil
 }
 
 // unzip reads a compressed response: its length and its compressed bytes.

@@ -87,6 +87,7 @@ type Store struct {
 	codec   *codec
 	clock   clock
 	keys    keyLocks
+	parked  openCount
 	buffers sync.Pool // of *[]byte, for encoding
 
 	failed failure
@@ -151,6 +152,9 @@ func (s *Store) open(o Options) error {
 	if s.stored, err = s.readClock(); err != nil {
 		err = cmp.Or(s.failed.load(), err) // that says what to do
 		return fmt.Errorf("opening the store in %s: %w", o.Dir, err)
+	}
+	if err := s.countOpen(); err != nil {
+		return fmt.Errorf("opening the store in %s: %w", o.Dir, cmp.Or(s.failed.load(), err))
 	}
 	floor := storage.Instant(0)
 	switch {

@@ -17,6 +17,13 @@ const (
 	prefixRecord     = 'r' // id → record (codec.go)
 	prefixUnfinished = 'u' // id of a record stored as RESERVED or UNKNOWN → nothing
 	prefixEnd        = 'x' // DropAt, big endian, and id → nothing
+
+	prefixEntry    = 'd' // entry id → dead letter, without its request (deadletter_codec.go)
+	prefixBody     = 'b' // entry id → its request
+	prefixEntryOf  = 'e' // record id and entry id → nothing
+	prefixOpen     = 'o' // entry id of an open one → nothing
+	prefixOpenIn   = 'n' // namespace, zero and entry id of an open one → nothing
+	prefixEntryEnd = 'y' // DropAt, big endian, and entry id of a closed one → nothing
 )
 
 const idLen = len(storage.RecordID{})
@@ -45,8 +52,9 @@ func newEndKey(end storage.Instant, id storage.RecordID) (k endKey) {
 	return k
 }
 
-func (k *endKey) id() (id storage.RecordID) {
-	copy(id[:], k[9:])
+// lastRecordID is the record id that a key ends with.
+func lastRecordID(key []byte) (id storage.RecordID) {
+	copy(id[:], key[max(0, len(key)-idLen):])
 	return id
 }
 
@@ -74,6 +82,9 @@ func (s *Store) read(id storage.RecordID) (*storage.Record, error) {
 // entry is set once and deleted once, so that it may vanish as soon as both
 // meet in a compaction.
 func (s *Store) put(b *pebble.Batch, id storage.RecordID, old, next *storage.Record) error {
+	if next == nil {
+		return nil
+	}
 	key := newIDKey(prefixRecord, id)
 	buf := s.buffer()
 	defer s.giveBuffer(buf)
@@ -95,11 +106,20 @@ func (s *Store) put(b *pebble.Batch, id storage.RecordID, old, next *storage.Rec
 	return nil
 }
 
-// drop deletes a record that has an end, with its index entries.
+// drop deletes a record, which may be nil, with its index entries.
 func drop(b *pebble.Batch, id storage.RecordID, rec *storage.Record) error {
+	if rec == nil {
+		return nil
+	}
 	key := newIDKey(prefixRecord, id)
 	if err := b.Delete(key[:], nil); err != nil {
 		return err
+	}
+	if unfinished(rec) {
+		key[0] = prefixUnfinished
+		if err := b.SingleDelete(key[:], nil); err != nil {
+			return err
+		}
 	}
 	return moveEnd(b, id, endOf(rec), 0)
 }
@@ -129,8 +149,10 @@ func unfinished(r *storage.Record) bool {
 	return r != nil && (r.State == storage.StateReserved || r.State == storage.StateUnknown)
 }
 
+// endOf is when the record may be swept; zero where it has no end, or dead
+// letters hold it.
 func endOf(r *storage.Record) storage.Instant {
-	if r == nil {
+	if r == nil || r.Pins > 0 {
 		return 0
 	}
 	return r.DropAt

@@ -98,7 +98,7 @@ func (l *lister) fill(ctx context.Context, iter *pebble.Iterator) error {
 		if err != nil {
 			return err
 		}
-		if rec != nil && l.wants(rec) {
+		if rec != nil && l.q.Wants(rec, l.page.Now, 0) {
 			l.page.Records = append(l.page.Records, rec)
 		}
 	}
@@ -121,15 +121,4 @@ func (l *lister) record(iter *pebble.Iterator, id storage.RecordID) (*storage.Re
 		return nil, l.s.unavailable(err)
 	}
 	return rec, nil
-}
-
-func (l *lister) wants(r *storage.Record) bool {
-	state := r.StateAt(l.page.Now, 0)
-	if l.q.Namespace != "" && r.Identity.Namespace != l.q.Namespace || l.q.Operation != "" && r.Identity.Operation != l.q.Operation {
-		return false
-	}
-	if len(l.q.States) == 0 {
-		return state != storage.StateAbsent
-	}
-	return slices.Contains(l.q.States, state)
 }

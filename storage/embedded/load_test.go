@@ -21,10 +21,11 @@ import (
 type ack struct {
 	fence     storage.Fence
 	completed bool
+	parked    storage.EntryID // zero: none
 }
 
 // load drives a store with callers that reserve and complete keys of their own,
-// and remembers what was acknowledged.
+// and park every third in between, and remembers what was acknowledged.
 type load struct {
 	store *embedded.Store
 	mu    sync.Mutex
@@ -60,7 +61,7 @@ func (l *load) run(ctx context.Context, callers, cycles int) {
 	for i := range callers {
 		done.Go(func() {
 			for j := range cycles {
-				if err := l.cycle(ctx, fmt.Sprintf("key-%d-%d", i, j)); err != nil {
+				if err := l.cycle(ctx, fmt.Sprintf("key-%d-%d", i, j), j%parkEvery == 0); err != nil {
 					l.fail(err)
 					return
 				}
@@ -70,21 +71,36 @@ func (l *load) run(ctx context.Context, callers, cycles int) {
 	done.Wait()
 }
 
-func (l *load) cycle(ctx context.Context, key string) error {
+// parkEvery is how many cycles there are for each that parks.
+const parkEvery = 3
+
+func (l *load) cycle(ctx context.Context, key string, parks bool) error {
 	q := request(key)
 	ans, err := l.store.Reserve(ctx, q)
 	if err != nil {
 		return err
 	}
 	fence := ans.Record.Fence
-	l.note(key, ack{fence: fence})
+	a := ack{fence: fence}
+	l.note(key, a)
+	if parks {
+		ans, err := l.store.Park(ctx, storage.Park{Entry: storage.DeadLetter{
+			Kind: storage.EntryExhausted, Identity: q.Identity, ParkID: q.Attempt, HasRequest: true, Request: []byte(key),
+		}})
+		if err != nil {
+			return err
+		}
+		a.parked = ans.Entry.ID
+		l.note(key, a)
+	}
 	_, err = l.store.Complete(ctx, q.Identity.RecordID(), storage.Complete{
 		Attempt: q.Attempt, Fence: fence, Outcome: responseOf(key), Terms: storage.Terms{Retention: time.Hour},
 	})
 	if err != nil {
 		return err
 	}
-	l.note(key, ack{fence: fence, completed: true})
+	a.completed = true
+	l.note(key, a)
 	return nil
 }
 
@@ -119,6 +135,13 @@ func requireAcknowledged(t *testing.T, s *embedded.Store, acks map[string]ack) {
 	t.Helper()
 	for key, a := range acks {
 		q := request(key)
+		if a.parked != (storage.EntryID{}) {
+			ans, err := s.Entry(t.Context(), a.parked)
+			require.NoError(t, err)
+			require.NotNil(t, ans.Entry, "an entry that was taken in is there")
+			require.Equal(t, key, string(ans.Entry.Request))
+			require.Equal(t, ans.State != storage.StateCompleted, ans.Entry.Open(), "record and entry went in one step")
+		}
 		ans, err := s.Reserve(t.Context(), q)
 		require.NoError(t, err)
 		require.NotNil(t, ans.Record, "a granted key is still known")

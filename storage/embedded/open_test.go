@@ -128,7 +128,7 @@ func TestADamagedTableSaysWhatARestoreCosts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Reserve(t.Context(), request("k"))
 	require.NoError(t, err)
-	require.NoError(t, s.Settle(t.Context()))
+	require.NoError(t, s.Compact(t.Context()))
 	require.NoError(t, s.Close())
 	requireChanged(t, disk, ".sst", func(name string) error {
 		f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)

@@ -28,7 +28,7 @@ func TestChild(t *testing.T) {
 	l := &load{store: open(t, embedded.Options{Dir: dir}), acks: map[string]ack{}}
 	for i := 0; ; i++ {
 		key := fmt.Sprintf("key-%d", i)
-		require.NoError(t, l.cycle(t.Context(), key))
+		require.NoError(t, l.cycle(t.Context(), key, true))
 		_, err := fmt.Fprintf(os.Stdout, "done %s %d\n", key, l.acks[key].fence)
 		require.NoError(t, err)
 	}

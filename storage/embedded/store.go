@@ -12,6 +12,9 @@ import (
 
 // Reserve implements storage.Records.
 func (s *Store) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
+	if q.Claim != nil {
+		return s.applyEntry(ctx, q.Claim.Entry, q) // the record is the entry's
+	}
 	return s.apply(ctx, q.Identity.RecordID(), q)
 }
 
@@ -94,36 +97,22 @@ func (s *Store) apply(ctx context.Context, id storage.RecordID, q storage.Reques
 		return storage.Answer{}, err
 	}
 	defer s.life.RUnlock()
+	return s.judge(ctx, id, q, nil)
+}
+
+// judge judges one request under the record's lock. The entry that it names is
+// read where it names one.
+func (s *Store) judge(ctx context.Context, id storage.RecordID, q storage.Request, named *storage.EntryID) (storage.Answer, error) {
 	if err := s.keys.lock(ctx, id); err != nil {
 		return storage.Answer{}, err
 	}
 	defer s.keys.unlock(id)
-	old, err := s.read(id)
-	if err == nil {
-		err = s.state() // a write of this record may have failed before the lock was ours
-	}
-	if err != nil {
+	j := judgement{s: s, id: id, named: named}
+	if err := j.read(q); err != nil {
 		return storage.Answer{}, err
 	}
-	now := s.clock.now()
-	next, ans := storage.Apply(old, q, now, 0)
-	if next == nil {
-		return ans, nil
-	}
-	if err := s.write(ctx, id, old, next, now); err != nil {
+	if err := s.state(); err != nil { // a write of this record may have failed before the lock was ours
 		return storage.Answer{}, err
 	}
-	ans.Now = s.clock.now()
-	return ans, nil
-}
-
-func (s *Store) write(ctx context.Context, id storage.RecordID, old, next *storage.Record, now storage.Instant) error {
-	b := s.db.NewBatch()
-	if err := s.put(b, id, old, next); err != nil {
-		return s.unavailable(err)
-	}
-	if err := s.commit(ctx, b, now); err != nil {
-		return err
-	}
-	return b.Close()
+	return j.decide(ctx, q)
 }

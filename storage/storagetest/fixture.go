@@ -83,7 +83,7 @@ func (f *fixture) granted(q storage.Reserve, mode storage.Mode) storage.Fence {
 func (f *fixture) complete(q storage.Reserve, fence storage.Fence, o *storage.Outcome) storage.Answer {
 	f.Helper()
 	ans, err := f.Store.Complete(f.Context(), q.Identity.RecordID(), storage.Complete{
-		Attempt: q.Attempt, Fence: fence, Outcome: o, Terms: terms(),
+		Identity: q.Identity, Attempt: q.Attempt, Fence: fence, Outcome: o, Terms: terms(),
 	})
 	require.NoError(f, err)
 	return ans
@@ -192,7 +192,7 @@ func requireEqual[T any](f *fixture, want, got T) {
 }
 
 func terms() storage.Terms {
-	return storage.Terms{Retention: time.Hour, Tombstone: time.Hour}
+	return storage.Terms{Retention: time.Hour, Tombstone: time.Hour, EntryHold: 10 * time.Hour}
 }
 
 func attempt() (a storage.AttemptID) {

@@ -30,7 +30,10 @@ func completeIdempotent(f *fixture) {
 	requireVerdict(f, storage.VerdictStaleHolder, other)
 	require.NotNil(f, other.Conflict)
 	require.Equal(f, success("first").Hash(), other.Conflict.RecordHash)
-	requireEqual(f, before, f.record("k"))
+	now := f.record("k")
+	require.EqualValues(f, 1, now.Pins, "the conflict is parked")
+	before.Pins, before.Version = now.Pins, now.Version
+	requireEqual(f, before, now)
 }
 
 func outcomeBytes(f *fixture) {

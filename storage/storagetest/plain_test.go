@@ -2,6 +2,7 @@ package storagetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -14,18 +15,19 @@ import (
 // plain is the smallest store: a map under one lock. A fault, where one is
 // named, breaks it in a way that the suite must notice.
 type plain struct {
-	fault  string
-	mu     sync.Mutex
-	rows   map[storage.RecordID]*storage.Record
-	offset time.Duration
-	closed bool
+	fault   string
+	mu      sync.Mutex
+	rows    map[storage.RecordID]*storage.Record
+	letters map[storage.EntryID]*storage.DeadLetter
+	offset  time.Duration
+	closed  bool
 }
 
 var _ storage.Store = (*plain)(nil)
 
 func openPlain(fault string) Opener {
 	return func(testing.TB) Harness {
-		s := &plain{fault: fault, rows: map[storage.RecordID]*storage.Record{}}
+		s := &plain{fault: fault, rows: map[storage.RecordID]*storage.Record{}, letters: map[storage.EntryID]*storage.DeadLetter{}}
 		h := Harness{Store: s, Advance: func(d time.Duration) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -33,7 +35,7 @@ func openPlain(fault string) Opener {
 		}}
 		h.Reopen = func(testing.TB) Harness {
 			if s.fault == "loses all on a restart" {
-				s.rows = map[storage.RecordID]*storage.Record{}
+				s.rows, s.letters = map[storage.RecordID]*storage.Record{}, map[storage.EntryID]*storage.DeadLetter{}
 			}
 			s.closed = false
 			return h
@@ -63,12 +65,15 @@ func (s *plain) judge(ctx context.Context, id storage.RecordID, req storage.Requ
 		c := *row
 		c.Ended, row = nil, &c
 	}
-	next, ans := storage.Apply(row, req, s.now(), 0)
-	if s.fault == "grants the same fence again" && next != nil {
-		next.Fence = 1
+	if p, ok := req.(storage.Park); ok {
+		p.Full = s.openIn(p.Entry.Identity.Namespace) >= cmp.Or(p.Terms.EntryCap, storage.DefaultEntryCap)
+		req = p
 	}
-	if next != nil && s.fault != "acknowledges without a write" {
-		s.rows[id] = next
+	change, ans := storage.ApplyCase(storage.Case{Record: row, Entries: s.lettersOf(id)}, req, s.now(), 0)
+	if s.fault == "grants the same fence again" && change.Record != nil {
+		change.Record.Fence = 1
+	}
+	if s.fault != "acknowledges without a write" && s.write(id, change) {
 		ans.Now = s.now()
 	}
 	if s.fault == "loses a byte" && ans.Outcome != nil && len(ans.Outcome.Response) > 0 {
@@ -79,6 +84,9 @@ func (s *plain) judge(ctx context.Context, id storage.RecordID, req storage.Requ
 }
 
 func (s *plain) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
+	if q.Claim != nil {
+		return s.judgeEntry(ctx, q.Claim.Entry, q)
+	}
 	id := q.Identity
 	if s.fault == "knows no callers" {
 		id.Caller = ""
@@ -123,20 +131,14 @@ func (s *plain) List(_ context.Context, q storage.List) (storage.Page, error) {
 	}
 	slices.SortFunc(ids, func(a, b storage.RecordID) int { return bytes.Compare(a[:], b[:]) })
 	for _, id := range ids {
-		r := s.rows[id]
-		state := r.StateAt(page.Now, 0)
+		r, now := s.rows[id], page.Now
 		if s.fault == "lists states as stored" {
-			state = r.State
+			now = r.GrantedAt
 		}
 		switch {
-		case bytes.Compare(id[:], q.After[:]) <= 0,
-			q.Namespace != "" && r.Identity.Namespace != q.Namespace,
-			q.Operation != "" && r.Identity.Operation != q.Operation,
-			state == storage.StateAbsent,
-			len(q.States) > 0 && !slices.Contains(q.States, state):
+		case bytes.Compare(id[:], q.After[:]) <= 0, !q.Wants(r, now, 0):
 		case len(page.Records) == q.Limit:
-			last := page.Records[q.Limit-1].Identity.RecordID()
-			page.Next = last
+			page.Next = page.Records[q.Limit-1].ID()
 			if s.fault == "skips a record between pages" {
 				page.Next = id
 			}
@@ -156,11 +158,17 @@ func (s *plain) Sweep(_ context.Context, limit int) (int, error) {
 	}
 	n := 0
 	for id, r := range s.rows {
-		over := r.DropAt != 0 && s.now() >= r.DropAt ||
+		over := r.OverAt(s.now()) ||
 			s.fault == "sweeps marks in their time" && r.State == storage.StateAbsent ||
 			s.fault == "sweeps lapsed grants" && r.StateAt(s.now(), 0) == storage.StateUnknown
 		if over && n < limit {
 			delete(s.rows, id)
+			n++
+		}
+	}
+	for id, e := range s.letters {
+		if e.DropAt != 0 && s.now() >= e.DropAt && n < limit {
+			delete(s.letters, id)
 			n++
 		}
 	}

@@ -3,6 +3,7 @@ package storagetest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 func ruleCases() []testCase {
 	return []testCase{
-		{name: "random calls get the answers of storage.Apply", run: answersOfApply},
+		{name: "random calls get the answers of storage.ApplyCase", run: answersOfApply},
 	}
 }
 
@@ -25,12 +26,14 @@ func answersOfApply(f *fixture) {
 		round++
 		m := &mirror{
 			T: t, f: f, namespace: fmt.Sprintf("%s-%d", f.namespace, round),
-			records: map[storage.RecordID]*storage.Record{}, attempts: []storage.AttemptID{attempt(), attempt(), attempt()},
+			records: map[storage.RecordID]*storage.Record{}, letters: map[storage.RecordID][]*storage.DeadLetter{},
+			attempts: []storage.AttemptID{attempt(), attempt(), attempt()},
 		}
 		actions := map[string]func(*rapid.T){
 			"reserve": m.reserve, "complete": m.complete, "release": m.release, "extend": m.extend,
 			"begin run": m.beginRun, "lookup": m.lookup, "resolve": m.resolve, "list": m.list, "sweep": m.sweep,
 		}
+		maps.Copy(actions, m.letterActions())
 		if f.Advance != nil {
 			actions["advance"] = m.advance
 		}
@@ -46,7 +49,9 @@ type mirror struct {
 	f         *fixture
 	namespace string
 	records   map[storage.RecordID]*storage.Record
+	letters   map[storage.RecordID][]*storage.DeadLetter
 	attempts  []storage.AttemptID
+	claims    []storage.ReplayClaim // some that were made, and some that were not
 }
 
 // call draws a key, lets ask call the store about it and compares the answer.
@@ -59,26 +64,7 @@ func (m *mirror) call(ask func(ctx context.Context, id storage.Identity, row *st
 	if err != nil {
 		m.Fatalf("%T: %v", req, err)
 	}
-	now := got.Now
-	if wrote := got.Record != nil && (row == nil || got.Record.Version != row.Version); wrote {
-		now = storage.Instant(got.Record.Version)
-		if got.Now < now {
-			m.Fatalf("%T: the answer's time is before that of its write", req)
-		}
-	}
-	got.Now = now
-	next, want := storage.Apply(row, req, now, m.f.Store.Skew())
-	diff := cmp.Diff(want, got, cmpopts.EquateEmpty())
-	if over := row != nil && row.DropAt != 0 && now >= row.DropAt; over && diff != "" {
-		next, want = storage.Apply(nil, req, now, m.f.Store.Skew()) // it may have been swept
-		diff = cmp.Diff(want, got, cmpopts.EquateEmpty())
-	}
-	if diff != "" {
-		m.Fatalf("%T differs from storage.Apply (-want +got):\n%s", req, diff)
-	}
-	if next != nil {
-		m.records[id.RecordID()] = next
-	}
+	m.compare(id.RecordID(), req, got)
 }
 
 func (m *mirror) attempt() storage.AttemptID {
@@ -218,7 +204,7 @@ func (m *mirror) list(*rapid.T) {
 	}
 	got := map[storage.RecordID]*storage.Record{}
 	for _, r := range page.Records {
-		got[r.Identity.RecordID()] = r
+		got[r.ID()] = r
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		m.Fatalf("the listing differs (-want +got):\n%s", diff)

@@ -12,6 +12,8 @@ import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -36,7 +38,13 @@ type ListRecordsRequest struct {
 	// Records in a page, at most: 1-1,000; 0 means 100.
 	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before; empty for the first.
-	PageToken     []byte `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken []byte `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only this key, of any caller; empty means all.
+	Key []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
+	// Only this caller; empty means all.
+	Caller []byte `protobuf:"bytes,7,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Last granted at least this long ago.
+	OlderThan     *durationpb.Duration `protobuf:"bytes,8,opt,name=older_than,json=olderThan,proto3" json:"older_than,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -102,6 +110,27 @@ func (x *ListRecordsRequest) GetPageSize() int32 {
 func (x *ListRecordsRequest) GetPageToken() []byte {
 	if x != nil {
 		return x.PageToken
+	}
+	return nil
+}
+
+func (x *ListRecordsRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *ListRecordsRequest) GetCaller() []byte {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+func (x *ListRecordsRequest) GetOlderThan() *durationpb.Duration {
+	if x != nil {
+		return x.OlderThan
 	}
 	return nil
 }
@@ -455,11 +484,984 @@ func (x *ResolveResponse) GetRecord() *RecordInfo {
 	return nil
 }
 
+// StatsRequest asks for the numbers.
+type StatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only this namespace; empty means all.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Hot keys at most: 0-100.
+	HotKeys       int32 `protobuf:"varint,2,opt,name=hot_keys,json=hotKeys,proto3" json:"hot_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsRequest) Reset() {
+	*x = StatsRequest{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsRequest) ProtoMessage() {}
+
+func (x *StatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
+func (*StatsRequest) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *StatsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StatsRequest) GetHotKeys() int32 {
+	if x != nil {
+		return x.HotKeys
+	}
+	return 0
+}
+
+// StatsResponse tells the numbers.
+type StatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unfinished records of all replicas, by operation and state.
+	Unfinished []*UnfinishedStats `protobuf:"bytes,1,rep,name=unfinished,proto3" json:"unfinished,omitempty"`
+	// Open dead letters of all replicas, by namespace and kind.
+	DeadLetters []*DeadLetterStats `protobuf:"bytes,2,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// What this replica answered since it started, by operation.
+	Operations []*OperationStats `protobuf:"bytes,3,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Keys that this replica was asked for most often of late, most often first.
+	HotKeys []*HotKey `protobuf:"bytes,4,rep,name=hot_keys,json=hotKeys,proto3" json:"hot_keys,omitempty"`
+	// Callers that this replica holds at the moment.
+	Waiting int64 `protobuf:"varint,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// How long this replica has been up.
+	Uptime *durationpb.Duration `protobuf:"bytes,6,opt,name=uptime,proto3" json:"uptime,omitempty"`
+	// Its version.
+	Version string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	// When unfinished and dead_letters were counted, by the store's clock; they
+	// are counted now and then, not for every call.
+	CountedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=counted_at,json=countedAt,proto3" json:"counted_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsResponse) Reset() {
+	*x = StatsResponse{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsResponse) ProtoMessage() {}
+
+func (x *StatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
+func (*StatsResponse) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StatsResponse) GetUnfinished() []*UnfinishedStats {
+	if x != nil {
+		return x.Unfinished
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetDeadLetters() []*DeadLetterStats {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetOperations() []*OperationStats {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetHotKeys() []*HotKey {
+	if x != nil {
+		return x.HotKeys
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetWaiting() int64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetUptime() *durationpb.Duration {
+	if x != nil {
+		return x.Uptime
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatsResponse) GetCountedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CountedAt
+	}
+	return nil
+}
+
+// UnfinishedStats counts unfinished records.
+type UnfinishedStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Their operation.
+	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
+	// RESERVED or UNKNOWN.
+	State State `protobuf:"varint,3,opt,name=state,proto3,enum=dedup.v1.State" json:"state,omitempty"`
+	// How many.
+	Records int64 `protobuf:"varint,4,opt,name=records,proto3" json:"records,omitempty"`
+	// Age of the earliest last grant.
+	OldestAge     *durationpb.Duration `protobuf:"bytes,5,opt,name=oldest_age,json=oldestAge,proto3" json:"oldest_age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnfinishedStats) Reset() {
+	*x = UnfinishedStats{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnfinishedStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnfinishedStats) ProtoMessage() {}
+
+func (x *UnfinishedStats) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnfinishedStats.ProtoReflect.Descriptor instead.
+func (*UnfinishedStats) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *UnfinishedStats) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *UnfinishedStats) GetOperation() string {
+	if x != nil {
+		return x.Operation
+	}
+	return ""
+}
+
+func (x *UnfinishedStats) GetState() State {
+	if x != nil {
+		return x.State
+	}
+	return State_STATE_UNSPECIFIED
+}
+
+func (x *UnfinishedStats) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *UnfinishedStats) GetOldestAge() *durationpb.Duration {
+	if x != nil {
+		return x.OldestAge
+	}
+	return nil
+}
+
+// DeadLetterStats counts open dead letters.
+type DeadLetterStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Their kind.
+	Kind DeadLetterKind `protobuf:"varint,2,opt,name=kind,proto3,enum=dedup.v1.DeadLetterKind" json:"kind,omitempty"`
+	// How many.
+	Entries int64 `protobuf:"varint,3,opt,name=entries,proto3" json:"entries,omitempty"`
+	// Age of the oldest.
+	OldestAge     *durationpb.Duration `protobuf:"bytes,4,opt,name=oldest_age,json=oldestAge,proto3" json:"oldest_age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetterStats) Reset() {
+	*x = DeadLetterStats{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetterStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetterStats) ProtoMessage() {}
+
+func (x *DeadLetterStats) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetterStats.ProtoReflect.Descriptor instead.
+func (*DeadLetterStats) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DeadLetterStats) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeadLetterStats) GetKind() DeadLetterKind {
+	if x != nil {
+		return x.Kind
+	}
+	return DeadLetterKind_DEAD_LETTER_KIND_UNSPECIFIED
+}
+
+func (x *DeadLetterStats) GetEntries() int64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *DeadLetterStats) GetOldestAge() *durationpb.Duration {
+	if x != nil {
+		return x.OldestAge
+	}
+	return nil
+}
+
+// OperationStats counts what one operation's Reserves were answered.
+type OperationStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The operation.
+	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
+	// Grants.
+	Granted int64 `protobuf:"varint,3,opt,name=granted,proto3" json:"granted,omitempty"`
+	// Outcomes told again.
+	Replayed int64 `protobuf:"varint,4,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// Answers IN_PROGRESS, also after a wait.
+	InProgress int64 `protobuf:"varint,5,opt,name=in_progress,json=inProgress,proto3" json:"in_progress,omitempty"`
+	// Refusals with OUTCOME_UNKNOWN.
+	Unknown int64 `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	// All other refusals.
+	Refused int64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Completions.
+	Completed     int64 `protobuf:"varint,8,opt,name=completed,proto3" json:"completed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationStats) Reset() {
+	*x = OperationStats{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationStats) ProtoMessage() {}
+
+func (x *OperationStats) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationStats.ProtoReflect.Descriptor instead.
+func (*OperationStats) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *OperationStats) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *OperationStats) GetOperation() string {
+	if x != nil {
+		return x.Operation
+	}
+	return ""
+}
+
+func (x *OperationStats) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *OperationStats) GetReplayed() int64 {
+	if x != nil {
+		return x.Replayed
+	}
+	return 0
+}
+
+func (x *OperationStats) GetInProgress() int64 {
+	if x != nil {
+		return x.InProgress
+	}
+	return 0
+}
+
+func (x *OperationStats) GetUnknown() int64 {
+	if x != nil {
+		return x.Unknown
+	}
+	return 0
+}
+
+func (x *OperationStats) GetRefused() int64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *OperationStats) GetCompleted() int64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+// HotKey is a key that keeps coming back.
+type HotKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// First 12 hex digits of the record's id.
+	Record string `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	// Its namespace.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its operation.
+	Operation string `protobuf:"bytes,3,opt,name=operation,proto3" json:"operation,omitempty"`
+	// About how often it was asked for of late.
+	Count         int64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotKey) Reset() {
+	*x = HotKey{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotKey) ProtoMessage() {}
+
+func (x *HotKey) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotKey.ProtoReflect.Descriptor instead.
+func (*HotKey) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *HotKey) GetRecord() string {
+	if x != nil {
+		return x.Record
+	}
+	return ""
+}
+
+func (x *HotKey) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *HotKey) GetOperation() string {
+	if x != nil {
+		return x.Operation
+	}
+	return ""
+}
+
+func (x *HotKey) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// RecordSelector chooses the records to erase. Exactly one of its parts must
+// narrow the choice down to what is meant.
+type RecordSelector struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Choice:
+	//
+	//	*RecordSelector_Identity
+	//	*RecordSelector_RecordId
+	//	*RecordSelector_Caller
+	//	*RecordSelector_Namespace
+	Choice        isRecordSelector_Choice `protobuf_oneof:"choice"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordSelector) Reset() {
+	*x = RecordSelector{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordSelector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordSelector) ProtoMessage() {}
+
+func (x *RecordSelector) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordSelector.ProtoReflect.Descriptor instead.
+func (*RecordSelector) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RecordSelector) GetChoice() isRecordSelector_Choice {
+	if x != nil {
+		return x.Choice
+	}
+	return nil
+}
+
+func (x *RecordSelector) GetIdentity() *Identity {
+	if x != nil {
+		if x, ok := x.Choice.(*RecordSelector_Identity); ok {
+			return x.Identity
+		}
+	}
+	return nil
+}
+
+func (x *RecordSelector) GetRecordId() []byte {
+	if x != nil {
+		if x, ok := x.Choice.(*RecordSelector_RecordId); ok {
+			return x.RecordId
+		}
+	}
+	return nil
+}
+
+func (x *RecordSelector) GetCaller() *CallerSelector {
+	if x != nil {
+		if x, ok := x.Choice.(*RecordSelector_Caller); ok {
+			return x.Caller
+		}
+	}
+	return nil
+}
+
+func (x *RecordSelector) GetNamespace() string {
+	if x != nil {
+		if x, ok := x.Choice.(*RecordSelector_Namespace); ok {
+			return x.Namespace
+		}
+	}
+	return ""
+}
+
+type isRecordSelector_Choice interface {
+	isRecordSelector_Choice()
+}
+
+type RecordSelector_Identity struct {
+	// One record by its parts.
+	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3,oneof"`
+}
+
+type RecordSelector_RecordId struct {
+	// One record by its id, 32 bytes.
+	RecordId []byte `protobuf:"bytes,2,opt,name=record_id,json=recordId,proto3,oneof"`
+}
+
+type RecordSelector_Caller struct {
+	// All records of one caller in one namespace.
+	Caller *CallerSelector `protobuf:"bytes,3,opt,name=caller,proto3,oneof"`
+}
+
+type RecordSelector_Namespace struct {
+	// All records of one namespace.
+	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3,oneof"`
+}
+
+func (*RecordSelector_Identity) isRecordSelector_Choice() {}
+
+func (*RecordSelector_RecordId) isRecordSelector_Choice() {}
+
+func (*RecordSelector_Caller) isRecordSelector_Choice() {}
+
+func (*RecordSelector_Namespace) isRecordSelector_Choice() {}
+
+// CallerSelector names a caller.
+type CallerSelector struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The caller, 1-255 bytes.
+	Caller        []byte `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallerSelector) Reset() {
+	*x = CallerSelector{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallerSelector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallerSelector) ProtoMessage() {}
+
+func (x *CallerSelector) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallerSelector.ProtoReflect.Descriptor instead.
+func (*CallerSelector) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CallerSelector) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CallerSelector) GetCaller() []byte {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+// RedactRequest chooses what to redact.
+type RedactRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which records.
+	Selector *RecordSelector `protobuf:"bytes,1,opt,name=selector,proto3" json:"selector,omitempty"`
+	// Why, for the audit log: 1 byte - 1 KiB.
+	Note string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	// next_page_token of the answer before; empty at first.
+	PageToken []byte `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only count what would be erased.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedactRequest) Reset() {
+	*x = RedactRequest{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedactRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedactRequest) ProtoMessage() {}
+
+func (x *RedactRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedactRequest.ProtoReflect.Descriptor instead.
+func (*RedactRequest) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RedactRequest) GetSelector() *RecordSelector {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
+}
+
+func (x *RedactRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *RedactRequest) GetPageToken() []byte {
+	if x != nil {
+		return x.PageToken
+	}
+	return nil
+}
+
+func (x *RedactRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// RedactResponse tells how far it came. The call does a bounded part of the work:
+// go on with next_page_token until it is empty.
+type RedactResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records and stubs erased by this call.
+	Records int64 `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
+	// Dead letters erased by this call.
+	DeadLetters int64 `protobuf:"varint,2,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// Records left out because their lease runs.
+	Live int64 `protobuf:"varint,3,opt,name=live,proto3" json:"live,omitempty"`
+	// Go on with it; empty when all was looked at.
+	NextPageToken []byte `protobuf:"bytes,4,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedactResponse) Reset() {
+	*x = RedactResponse{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedactResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedactResponse) ProtoMessage() {}
+
+func (x *RedactResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedactResponse.ProtoReflect.Descriptor instead.
+func (*RedactResponse) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RedactResponse) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *RedactResponse) GetDeadLetters() int64 {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return 0
+}
+
+func (x *RedactResponse) GetLive() int64 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
+func (x *RedactResponse) GetNextPageToken() []byte {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return nil
+}
+
+// ForgetRequest chooses what to forget.
+type ForgetRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which records.
+	Selector *RecordSelector `protobuf:"bytes,1,opt,name=selector,proto3" json:"selector,omitempty"`
+	// Why, for the audit log: 1 byte - 1 KiB.
+	Note string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	// next_page_token of the answer before; empty at first.
+	PageToken []byte `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only count what would be deleted.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetRequest) Reset() {
+	*x = ForgetRequest{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetRequest) ProtoMessage() {}
+
+func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
+func (*ForgetRequest) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ForgetRequest) GetSelector() *RecordSelector {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
+}
+
+func (x *ForgetRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ForgetRequest) GetPageToken() []byte {
+	if x != nil {
+		return x.PageToken
+	}
+	return nil
+}
+
+func (x *ForgetRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ForgetResponse tells how far it came. The call does a bounded part of the work:
+// go on with next_page_token until it is empty.
+type ForgetResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records and stubs deleted by this call.
+	Records int64 `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
+	// Dead letters deleted by this call.
+	DeadLetters int64 `protobuf:"varint,2,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// Records left out because their lease runs.
+	Live int64 `protobuf:"varint,3,opt,name=live,proto3" json:"live,omitempty"`
+	// Go on with it; empty when all was looked at.
+	NextPageToken []byte `protobuf:"bytes,4,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetResponse) Reset() {
+	*x = ForgetResponse{}
+	mi := &file_dedup_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetResponse) ProtoMessage() {}
+
+func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
+func (*ForgetResponse) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ForgetResponse) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *ForgetResponse) GetDeadLetters() int64 {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return 0
+}
+
+func (x *ForgetResponse) GetLive() int64 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
+func (x *ForgetResponse) GetNextPageToken() []byte {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return nil
+}
+
 var File_dedup_v1_admin_proto protoreflect.FileDescriptor
 
 const file_dedup_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x14dedup/v1/admin.proto\x12\bdedup.v1\x1a\x1bbuf/validate/validate.proto\x1a\x14dedup/v1/dedup.proto\"\xf0\x01\n" +
+	"\x14dedup/v1/admin.proto\x12\bdedup.v1\x1a\x1bbuf/validate/validate.proto\x1a\x19dedup/v1/deadletter.proto\x1a\x14dedup/v1/dedup.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x02\n" +
 	"\x12ListRecordsRequest\x12%\n" +
 	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02(?R\tnamespace\x12&\n" +
 	"\toperation\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\xff\x01R\toperation\x12:\n" +
@@ -467,7 +1469,11 @@ const file_dedup_v1_admin_proto_rawDesc = "" +
 	"\tpage_size\x18\x04 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12&\n" +
 	"\n" +
-	"page_token\x18\x05 \x01(\fB\a\xbaH\x04z\x02\x18@R\tpageToken\"m\n" +
+	"page_token\x18\x05 \x01(\fB\a\xbaH\x04z\x02\x18@R\tpageToken\x12\x1a\n" +
+	"\x03key\x18\x06 \x01(\fB\b\xbaH\x05z\x03\x18\xff\x01R\x03key\x12 \n" +
+	"\x06caller\x18\a \x01(\fB\b\xbaH\x05z\x03\x18\xff\x01R\x06caller\x12B\n" +
+	"\n" +
+	"older_than\x18\b \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\tolderThan\"m\n" +
 	"\x13ListRecordsResponse\x12.\n" +
 	"\arecords\x18\x01 \x03(\v2\x14.dedup.v1.RecordInfoR\arecords\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\fR\rnextPageToken\"\xc5\x02\n" +
@@ -487,10 +1493,92 @@ const file_dedup_v1_admin_proto_rawDesc = "" +
 	"\x05basis\x18\x01 \x01(\x0e2\x0f.dedup.v1.BasisB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x05basis\"?\n" +
 	"\x0fResolveResponse\x12,\n" +
-	"\x06record\x18\x01 \x01(\v2\x14.dedup.v1.RecordInfoR\x06record2\x9a\x01\n" +
+	"\x06record\x18\x01 \x01(\v2\x14.dedup.v1.RecordInfoR\x06record\"[\n" +
+	"\fStatsRequest\x12%\n" +
+	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02(?R\tnamespace\x12$\n" +
+	"\bhot_keys\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18d(\x00R\ahotKeys\"\x91\x03\n" +
+	"\rStatsResponse\x129\n" +
+	"\n" +
+	"unfinished\x18\x01 \x03(\v2\x19.dedup.v1.UnfinishedStatsR\n" +
+	"unfinished\x12<\n" +
+	"\fdead_letters\x18\x02 \x03(\v2\x19.dedup.v1.DeadLetterStatsR\vdeadLetters\x128\n" +
+	"\n" +
+	"operations\x18\x03 \x03(\v2\x18.dedup.v1.OperationStatsR\n" +
+	"operations\x12+\n" +
+	"\bhot_keys\x18\x04 \x03(\v2\x10.dedup.v1.HotKeyR\ahotKeys\x12\x18\n" +
+	"\awaiting\x18\x05 \x01(\x03R\awaiting\x121\n" +
+	"\x06uptime\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x129\n" +
+	"\n" +
+	"counted_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcountedAt\"\xc8\x01\n" +
+	"\x0fUnfinishedStats\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1c\n" +
+	"\toperation\x18\x02 \x01(\tR\toperation\x12%\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x0f.dedup.v1.StateR\x05state\x12\x18\n" +
+	"\arecords\x18\x04 \x01(\x03R\arecords\x128\n" +
+	"\n" +
+	"oldest_age\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\toldestAge\"\xb1\x01\n" +
+	"\x0fDeadLetterStats\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12,\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x18.dedup.v1.DeadLetterKindR\x04kind\x12\x18\n" +
+	"\aentries\x18\x03 \x01(\x03R\aentries\x128\n" +
+	"\n" +
+	"oldest_age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\toldestAge\"\xf5\x01\n" +
+	"\x0eOperationStats\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1c\n" +
+	"\toperation\x18\x02 \x01(\tR\toperation\x12\x18\n" +
+	"\agranted\x18\x03 \x01(\x03R\agranted\x12\x1a\n" +
+	"\breplayed\x18\x04 \x01(\x03R\breplayed\x12\x1f\n" +
+	"\vin_progress\x18\x05 \x01(\x03R\n" +
+	"inProgress\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\x03R\aunknown\x12\x18\n" +
+	"\arefused\x18\a \x01(\x03R\arefused\x12\x1c\n" +
+	"\tcompleted\x18\b \x01(\x03R\tcompleted\"r\n" +
+	"\x06HotKey\x12\x16\n" +
+	"\x06record\x18\x01 \x01(\tR\x06record\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1c\n" +
+	"\toperation\x18\x03 \x01(\tR\toperation\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x03R\x05count\"\xda\x01\n" +
+	"\x0eRecordSelector\x120\n" +
+	"\bidentity\x18\x01 \x01(\v2\x12.dedup.v1.IdentityH\x00R\bidentity\x12&\n" +
+	"\trecord_id\x18\x02 \x01(\fB\a\xbaH\x04z\x02h H\x00R\brecordId\x122\n" +
+	"\x06caller\x18\x03 \x01(\v2\x18.dedup.v1.CallerSelectorH\x00R\x06caller\x12)\n" +
+	"\tnamespace\x18\x04 \x01(\tB\t\xbaH\x06r\x04 \x01(?H\x00R\tnamespaceB\x0f\n" +
+	"\x06choice\x12\x05\xbaH\x02\b\x01\"]\n" +
+	"\x0eCallerSelector\x12'\n" +
+	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04 \x01(?R\tnamespace\x12\"\n" +
+	"\x06caller\x18\x02 \x01(\fB\n" +
+	"\xbaH\az\x05\x10\x01\x18\xff\x01R\x06caller\"\xae\x01\n" +
+	"\rRedactRequest\x12<\n" +
+	"\bselector\x18\x01 \x01(\v2\x18.dedup.v1.RecordSelectorB\x06\xbaH\x03\xc8\x01\x01R\bselector\x12\x1e\n" +
+	"\x04note\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\bR\x04note\x12&\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\fB\a\xbaH\x04z\x02\x18@R\tpageToken\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\x89\x01\n" +
+	"\x0eRedactResponse\x12\x18\n" +
+	"\arecords\x18\x01 \x01(\x03R\arecords\x12!\n" +
+	"\fdead_letters\x18\x02 \x01(\x03R\vdeadLetters\x12\x12\n" +
+	"\x04live\x18\x03 \x01(\x03R\x04live\x12&\n" +
+	"\x0fnext_page_token\x18\x04 \x01(\fR\rnextPageToken\"\xae\x01\n" +
+	"\rForgetRequest\x12<\n" +
+	"\bselector\x18\x01 \x01(\v2\x18.dedup.v1.RecordSelectorB\x06\xbaH\x03\xc8\x01\x01R\bselector\x12\x1e\n" +
+	"\x04note\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\bR\x04note\x12&\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\fB\a\xbaH\x04z\x02\x18@R\tpageToken\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\x89\x01\n" +
+	"\x0eForgetResponse\x12\x18\n" +
+	"\arecords\x18\x01 \x01(\x03R\arecords\x12!\n" +
+	"\fdead_letters\x18\x02 \x01(\x03R\vdeadLetters\x12\x12\n" +
+	"\x04live\x18\x03 \x01(\x03R\x04live\x12&\n" +
+	"\x0fnext_page_token\x18\x04 \x01(\fR\rnextPageToken2\xce\x02\n" +
 	"\fAdminService\x12J\n" +
 	"\vListRecords\x12\x1c.dedup.v1.ListRecordsRequest\x1a\x1d.dedup.v1.ListRecordsResponse\x12>\n" +
-	"\aResolve\x12\x18.dedup.v1.ResolveRequest\x1a\x19.dedup.v1.ResolveResponseB/Z-github.com/dedupd/dedupd/gen/dedup/v1;dedupv1b\x06proto3"
+	"\aResolve\x12\x18.dedup.v1.ResolveRequest\x1a\x19.dedup.v1.ResolveResponse\x128\n" +
+	"\x05Stats\x12\x16.dedup.v1.StatsRequest\x1a\x17.dedup.v1.StatsResponse\x12;\n" +
+	"\x06Redact\x12\x17.dedup.v1.RedactRequest\x1a\x18.dedup.v1.RedactResponse\x12;\n" +
+	"\x06Forget\x12\x17.dedup.v1.ForgetRequest\x1a\x18.dedup.v1.ForgetResponseB/Z-github.com/dedupd/dedupd/gen/dedup/v1;dedupv1b\x06proto3"
 
 var (
 	file_dedup_v1_admin_proto_rawDescOnce sync.Once
@@ -504,38 +1592,74 @@ func file_dedup_v1_admin_proto_rawDescGZIP() []byte {
 	return file_dedup_v1_admin_proto_rawDescData
 }
 
-var file_dedup_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_dedup_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_dedup_v1_admin_proto_goTypes = []any{
-	(*ListRecordsRequest)(nil),  // 0: dedup.v1.ListRecordsRequest
-	(*ListRecordsResponse)(nil), // 1: dedup.v1.ListRecordsResponse
-	(*ResolveRequest)(nil),      // 2: dedup.v1.ResolveRequest
-	(*ResolveCompleted)(nil),    // 3: dedup.v1.ResolveCompleted
-	(*ResolveReleased)(nil),     // 4: dedup.v1.ResolveReleased
-	(*ResolveResponse)(nil),     // 5: dedup.v1.ResolveResponse
-	(State)(0),                  // 6: dedup.v1.State
-	(*RecordInfo)(nil),          // 7: dedup.v1.RecordInfo
-	(*Identity)(nil),            // 8: dedup.v1.Identity
-	(*Outcome)(nil),             // 9: dedup.v1.Outcome
-	(Basis)(0),                  // 10: dedup.v1.Basis
+	(*ListRecordsRequest)(nil),    // 0: dedup.v1.ListRecordsRequest
+	(*ListRecordsResponse)(nil),   // 1: dedup.v1.ListRecordsResponse
+	(*ResolveRequest)(nil),        // 2: dedup.v1.ResolveRequest
+	(*ResolveCompleted)(nil),      // 3: dedup.v1.ResolveCompleted
+	(*ResolveReleased)(nil),       // 4: dedup.v1.ResolveReleased
+	(*ResolveResponse)(nil),       // 5: dedup.v1.ResolveResponse
+	(*StatsRequest)(nil),          // 6: dedup.v1.StatsRequest
+	(*StatsResponse)(nil),         // 7: dedup.v1.StatsResponse
+	(*UnfinishedStats)(nil),       // 8: dedup.v1.UnfinishedStats
+	(*DeadLetterStats)(nil),       // 9: dedup.v1.DeadLetterStats
+	(*OperationStats)(nil),        // 10: dedup.v1.OperationStats
+	(*HotKey)(nil),                // 11: dedup.v1.HotKey
+	(*RecordSelector)(nil),        // 12: dedup.v1.RecordSelector
+	(*CallerSelector)(nil),        // 13: dedup.v1.CallerSelector
+	(*RedactRequest)(nil),         // 14: dedup.v1.RedactRequest
+	(*RedactResponse)(nil),        // 15: dedup.v1.RedactResponse
+	(*ForgetRequest)(nil),         // 16: dedup.v1.ForgetRequest
+	(*ForgetResponse)(nil),        // 17: dedup.v1.ForgetResponse
+	(State)(0),                    // 18: dedup.v1.State
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*RecordInfo)(nil),            // 20: dedup.v1.RecordInfo
+	(*Identity)(nil),              // 21: dedup.v1.Identity
+	(*Outcome)(nil),               // 22: dedup.v1.Outcome
+	(Basis)(0),                    // 23: dedup.v1.Basis
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(DeadLetterKind)(0),           // 25: dedup.v1.DeadLetterKind
 }
 var file_dedup_v1_admin_proto_depIdxs = []int32{
-	6,  // 0: dedup.v1.ListRecordsRequest.states:type_name -> dedup.v1.State
-	7,  // 1: dedup.v1.ListRecordsResponse.records:type_name -> dedup.v1.RecordInfo
-	8,  // 2: dedup.v1.ResolveRequest.identity:type_name -> dedup.v1.Identity
-	3,  // 3: dedup.v1.ResolveRequest.completed:type_name -> dedup.v1.ResolveCompleted
-	4,  // 4: dedup.v1.ResolveRequest.released:type_name -> dedup.v1.ResolveReleased
-	9,  // 5: dedup.v1.ResolveCompleted.outcome:type_name -> dedup.v1.Outcome
-	10, // 6: dedup.v1.ResolveReleased.basis:type_name -> dedup.v1.Basis
-	7,  // 7: dedup.v1.ResolveResponse.record:type_name -> dedup.v1.RecordInfo
-	0,  // 8: dedup.v1.AdminService.ListRecords:input_type -> dedup.v1.ListRecordsRequest
-	2,  // 9: dedup.v1.AdminService.Resolve:input_type -> dedup.v1.ResolveRequest
-	1,  // 10: dedup.v1.AdminService.ListRecords:output_type -> dedup.v1.ListRecordsResponse
-	5,  // 11: dedup.v1.AdminService.Resolve:output_type -> dedup.v1.ResolveResponse
-	10, // [10:12] is the sub-list for method output_type
-	8,  // [8:10] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	18, // 0: dedup.v1.ListRecordsRequest.states:type_name -> dedup.v1.State
+	19, // 1: dedup.v1.ListRecordsRequest.older_than:type_name -> google.protobuf.Duration
+	20, // 2: dedup.v1.ListRecordsResponse.records:type_name -> dedup.v1.RecordInfo
+	21, // 3: dedup.v1.ResolveRequest.identity:type_name -> dedup.v1.Identity
+	3,  // 4: dedup.v1.ResolveRequest.completed:type_name -> dedup.v1.ResolveCompleted
+	4,  // 5: dedup.v1.ResolveRequest.released:type_name -> dedup.v1.ResolveReleased
+	22, // 6: dedup.v1.ResolveCompleted.outcome:type_name -> dedup.v1.Outcome
+	23, // 7: dedup.v1.ResolveReleased.basis:type_name -> dedup.v1.Basis
+	20, // 8: dedup.v1.ResolveResponse.record:type_name -> dedup.v1.RecordInfo
+	8,  // 9: dedup.v1.StatsResponse.unfinished:type_name -> dedup.v1.UnfinishedStats
+	9,  // 10: dedup.v1.StatsResponse.dead_letters:type_name -> dedup.v1.DeadLetterStats
+	10, // 11: dedup.v1.StatsResponse.operations:type_name -> dedup.v1.OperationStats
+	11, // 12: dedup.v1.StatsResponse.hot_keys:type_name -> dedup.v1.HotKey
+	19, // 13: dedup.v1.StatsResponse.uptime:type_name -> google.protobuf.Duration
+	24, // 14: dedup.v1.StatsResponse.counted_at:type_name -> google.protobuf.Timestamp
+	18, // 15: dedup.v1.UnfinishedStats.state:type_name -> dedup.v1.State
+	19, // 16: dedup.v1.UnfinishedStats.oldest_age:type_name -> google.protobuf.Duration
+	25, // 17: dedup.v1.DeadLetterStats.kind:type_name -> dedup.v1.DeadLetterKind
+	19, // 18: dedup.v1.DeadLetterStats.oldest_age:type_name -> google.protobuf.Duration
+	21, // 19: dedup.v1.RecordSelector.identity:type_name -> dedup.v1.Identity
+	13, // 20: dedup.v1.RecordSelector.caller:type_name -> dedup.v1.CallerSelector
+	12, // 21: dedup.v1.RedactRequest.selector:type_name -> dedup.v1.RecordSelector
+	12, // 22: dedup.v1.ForgetRequest.selector:type_name -> dedup.v1.RecordSelector
+	0,  // 23: dedup.v1.AdminService.ListRecords:input_type -> dedup.v1.ListRecordsRequest
+	2,  // 24: dedup.v1.AdminService.Resolve:input_type -> dedup.v1.ResolveRequest
+	6,  // 25: dedup.v1.AdminService.Stats:input_type -> dedup.v1.StatsRequest
+	14, // 26: dedup.v1.AdminService.Redact:input_type -> dedup.v1.RedactRequest
+	16, // 27: dedup.v1.AdminService.Forget:input_type -> dedup.v1.ForgetRequest
+	1,  // 28: dedup.v1.AdminService.ListRecords:output_type -> dedup.v1.ListRecordsResponse
+	5,  // 29: dedup.v1.AdminService.Resolve:output_type -> dedup.v1.ResolveResponse
+	7,  // 30: dedup.v1.AdminService.Stats:output_type -> dedup.v1.StatsResponse
+	15, // 31: dedup.v1.AdminService.Redact:output_type -> dedup.v1.RedactResponse
+	17, // 32: dedup.v1.AdminService.Forget:output_type -> dedup.v1.ForgetResponse
+	28, // [28:33] is the sub-list for method output_type
+	23, // [23:28] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_dedup_v1_admin_proto_init() }
@@ -543,6 +1667,7 @@ func file_dedup_v1_admin_proto_init() {
 	if File_dedup_v1_admin_proto != nil {
 		return
 	}
+	file_dedup_v1_deadletter_proto_init()
 	file_dedup_v1_dedup_proto_init()
 	file_dedup_v1_admin_proto_msgTypes[2].OneofWrappers = []any{
 		(*ResolveRequest_Identity)(nil),
@@ -550,13 +1675,19 @@ func file_dedup_v1_admin_proto_init() {
 		(*ResolveRequest_Completed)(nil),
 		(*ResolveRequest_Released)(nil),
 	}
+	file_dedup_v1_admin_proto_msgTypes[12].OneofWrappers = []any{
+		(*RecordSelector_Identity)(nil),
+		(*RecordSelector_RecordId)(nil),
+		(*RecordSelector_Caller)(nil),
+		(*RecordSelector_Namespace)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dedup_v1_admin_proto_rawDesc), len(file_dedup_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,13 +23,17 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	AdminService_ListRecords_FullMethodName = "/dedup.v1.AdminService/ListRecords"
 	AdminService_Resolve_FullMethodName     = "/dedup.v1.AdminService/Resolve"
+	AdminService_Stats_FullMethodName       = "/dedup.v1.AdminService/Stats"
+	AdminService_Redact_FullMethodName      = "/dedup.v1.AdminService/Redact"
+	AdminService_Forget_FullMethodName      = "/dedup.v1.AdminService/Forget"
 )
 
 // AdminServiceClient is the client API for AdminService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService lists records and settles those whose outcome is unknown.
+// AdminService lists and counts records, settles those whose outcome is unknown,
+// and erases personal data.
 type AdminServiceClient interface {
 	// ListRecords pages through records in the order of their ids, which is
 	// stable under inserts.
@@ -39,6 +43,17 @@ type AdminServiceClient interface {
 	// the one that the operator looked at. A repeat that finds its own verdict is
 	// OK. Every call is written to the audit log.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
+	// Stats counts what needs somebody, and what the replica that answers has
+	// seen since it started.
+	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
+	// Redact erases what records and their dead letters tell of a person: caller,
+	// key, outcome, requests, metadata and notes. Ids, fingerprints and states
+	// stay, so that repeats are still recognized; they get OUTCOME_NOT_STORED.
+	// Records on a live lease are left out and counted. Audited.
+	Redact(ctx context.Context, in *RedactRequest, opts ...grpc.CallOption) (*RedactResponse, error)
+	// Forget deletes records and their dead letters: from then on a repeat is
+	// new. Records on a live lease are left out and counted. Audited.
+	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
 }
 
 type adminServiceClient struct {
@@ -69,11 +84,42 @@ func (c *adminServiceClient) Resolve(ctx context.Context, in *ResolveRequest, op
 	return out, nil
 }
 
+func (c *adminServiceClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatsResponse)
+	err := c.cc.Invoke(ctx, AdminService_Stats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Redact(ctx context.Context, in *RedactRequest, opts ...grpc.CallOption) (*RedactResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RedactResponse)
+	err := c.cc.Invoke(ctx, AdminService_Redact_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetResponse)
+	err := c.cc.Invoke(ctx, AdminService_Forget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService lists records and settles those whose outcome is unknown.
+// AdminService lists and counts records, settles those whose outcome is unknown,
+// and erases personal data.
 type AdminServiceServer interface {
 	// ListRecords pages through records in the order of their ids, which is
 	// stable under inserts.
@@ -83,6 +129,17 @@ type AdminServiceServer interface {
 	// the one that the operator looked at. A repeat that finds its own verdict is
 	// OK. Every call is written to the audit log.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
+	// Stats counts what needs somebody, and what the replica that answers has
+	// seen since it started.
+	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// Redact erases what records and their dead letters tell of a person: caller,
+	// key, outcome, requests, metadata and notes. Ids, fingerprints and states
+	// stay, so that repeats are still recognized; they get OUTCOME_NOT_STORED.
+	// Records on a live lease are left out and counted. Audited.
+	Redact(context.Context, *RedactRequest) (*RedactResponse, error)
+	// Forget deletes records and their dead letters: from then on a repeat is
+	// new. Records on a live lease are left out and counted. Audited.
+	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -98,6 +155,15 @@ func (UnimplementedAdminServiceServer) ListRecords(context.Context, *ListRecords
 }
 func (UnimplementedAdminServiceServer) Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resolve not implemented")
+}
+func (UnimplementedAdminServiceServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedAdminServiceServer) Redact(context.Context, *RedactRequest) (*RedactResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Redact not implemented")
+}
+func (UnimplementedAdminServiceServer) Forget(context.Context, *ForgetRequest) (*ForgetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Forget not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -156,6 +222,60 @@ func _AdminService_Resolve_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Stats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Stats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Stats(ctx, req.(*StatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Redact_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RedactRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Redact(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Redact_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Redact(ctx, req.(*RedactRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Forget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Forget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Forget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Forget(ctx, req.(*ForgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -170,6 +290,18 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Resolve",
 			Handler:    _AdminService_Resolve_Handler,
+		},
+		{
+			MethodName: "Stats",
+			Handler:    _AdminService_Stats_Handler,
+		},
+		{
+			MethodName: "Redact",
+			Handler:    _AdminService_Redact_Handler,
+		},
+		{
+			MethodName: "Forget",
+			Handler:    _AdminService_Forget_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -71,6 +71,13 @@ const (
 	// Made by the client: its retry budget was spent, so the call ended with the
 	// error it had. It names a counter and never travels in an error.
 	Reason_REASON_BUDGET_SPENT Reason = 14
+	// RESOURCE_EXHAUSTED + RetryInfo: the namespace is at its cap.
+	Reason_REASON_QUOTA_EXCEEDED Reason = 15
+	// NOT_FOUND: there is no such dead letter, or no record to park it for.
+	Reason_REASON_ENTRY_NOT_FOUND Reason = 16
+	// FAILED_PRECONDITION: the dead letter's state, or its claim, does not allow
+	// it; metadata "state" tells the state found.
+	Reason_REASON_ENTRY_CHANGED Reason = 17
 )
 
 // Enum value maps for Reason.
@@ -91,6 +98,9 @@ var (
 		12: "REASON_RECORD_CHANGED",
 		13: "REASON_BREAKER_OPEN",
 		14: "REASON_BUDGET_SPENT",
+		15: "REASON_QUOTA_EXCEEDED",
+		16: "REASON_ENTRY_NOT_FOUND",
+		17: "REASON_ENTRY_CHANGED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":        0,
@@ -108,6 +118,9 @@ var (
 		"REASON_RECORD_CHANGED":     12,
 		"REASON_BREAKER_OPEN":       13,
 		"REASON_BUDGET_SPENT":       14,
+		"REASON_QUOTA_EXCEEDED":     15,
+		"REASON_ENTRY_NOT_FOUND":    16,
+		"REASON_ENTRY_CHANGED":      17,
 	}
 )
 
@@ -974,7 +987,11 @@ type ReserveRequest struct {
 	Basis Basis `protobuf:"varint,6,opt,name=basis,proto3,enum=dedup.v1.Basis" json:"basis,omitempty"`
 	// How long to hold the call while somebody else holds the key: 0 - 30 s. It
 	// is answered before the caller's deadline.
-	Wait          *durationpb.Duration `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *durationpb.Duration `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Of a replay: the record is the dead letter's, whoever the caller is. Its
+	// namespace, operation and key must be those of `identity`; refused with
+	// KEY_INVALID unless the claim is live.
+	Replay        *ReplayClaim `protobuf:"bytes,8,opt,name=replay,proto3" json:"replay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1058,6 +1075,68 @@ func (x *ReserveRequest) GetWait() *durationpb.Duration {
 	return nil
 }
 
+func (x *ReserveRequest) GetReplay() *ReplayClaim {
+	if x != nil {
+		return x.Replay
+	}
+	return nil
+}
+
+// ReplayClaim proves that the caller replays a dead letter that it has claimed.
+type ReplayClaim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The entry's id, 16 bytes.
+	EntryId []byte `protobuf:"bytes,1,opt,name=entry_id,json=entryId,proto3" json:"entry_id,omitempty"`
+	// The claim's token, 16 bytes.
+	Token         []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayClaim) Reset() {
+	*x = ReplayClaim{}
+	mi := &file_dedup_v1_dedup_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayClaim) ProtoMessage() {}
+
+func (x *ReplayClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_dedup_v1_dedup_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayClaim.ProtoReflect.Descriptor instead.
+func (*ReplayClaim) Descriptor() ([]byte, []int) {
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ReplayClaim) GetEntryId() []byte {
+	if x != nil {
+		return x.EntryId
+	}
+	return nil
+}
+
+func (x *ReplayClaim) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
 // ReserveResponse is the answer to Reserve.
 type ReserveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1070,14 +1149,20 @@ type ReserveResponse struct {
 	//	*ReserveResponse_InProgress
 	Answer isReserveResponse_Answer `protobuf_oneof:"answer"`
 	// The record's id, 32 bytes.
-	RecordId      []byte `protobuf:"bytes,4,opt,name=record_id,json=recordId,proto3" json:"record_id,omitempty"`
+	RecordId []byte `protobuf:"bytes,4,opt,name=record_id,json=recordId,proto3" json:"record_id,omitempty"`
+	// Of a replay: whose record it is. The holder completes it under this.
+	Replayed *Identity `protobuf:"bytes,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// Trace context of the run that a replay of the answer, or an unknown outcome,
+	// goes back to, as in a traceparent header; empty where that run was not
+	// traced.
+	Traceparent   string `protobuf:"bytes,6,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[8]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1174,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[8]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1187,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{8}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReserveResponse) GetAnswer() isReserveResponse_Answer {
@@ -1144,6 +1229,20 @@ func (x *ReserveResponse) GetRecordId() []byte {
 		return x.RecordId
 	}
 	return nil
+}
+
+func (x *ReserveResponse) GetReplayed() *Identity {
+	if x != nil {
+		return x.Replayed
+	}
+	return nil
+}
+
+func (x *ReserveResponse) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 type isReserveResponse_Answer interface {
@@ -1199,7 +1298,7 @@ type Granted struct {
 
 func (x *Granted) Reset() {
 	*x = Granted{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[9]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1310,7 @@ func (x *Granted) String() string {
 func (*Granted) ProtoMessage() {}
 
 func (x *Granted) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[9]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1323,7 @@ func (x *Granted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Granted.ProtoReflect.Descriptor instead.
 func (*Granted) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{9}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Granted) GetFence() int64 {
@@ -1302,7 +1401,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[10]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1413,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[10]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1426,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{10}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Completed) GetOutcome() *Outcome {
@@ -1380,7 +1479,7 @@ type InProgress struct {
 
 func (x *InProgress) Reset() {
 	*x = InProgress{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[11]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1491,7 @@ func (x *InProgress) String() string {
 func (*InProgress) ProtoMessage() {}
 
 func (x *InProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[11]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1504,7 @@ func (x *InProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InProgress.ProtoReflect.Descriptor instead.
 func (*InProgress) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{11}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *InProgress) GetRetryAfter() *durationpb.Duration {
@@ -1444,7 +1543,7 @@ type BeginRunRequest struct {
 
 func (x *BeginRunRequest) Reset() {
 	*x = BeginRunRequest{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[12]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1555,7 @@ func (x *BeginRunRequest) String() string {
 func (*BeginRunRequest) ProtoMessage() {}
 
 func (x *BeginRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[12]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1568,7 @@ func (x *BeginRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginRunRequest.ProtoReflect.Descriptor instead.
 func (*BeginRunRequest) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{12}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BeginRunRequest) GetIdentity() *Identity {
@@ -1504,7 +1603,7 @@ type BeginRunResponse struct {
 
 func (x *BeginRunResponse) Reset() {
 	*x = BeginRunResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[13]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1615,7 @@ func (x *BeginRunResponse) String() string {
 func (*BeginRunResponse) ProtoMessage() {}
 
 func (x *BeginRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[13]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1628,7 @@ func (x *BeginRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginRunResponse.ProtoReflect.Descriptor instead.
 func (*BeginRunResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{13}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BeginRunResponse) GetLeaseLeft() *durationpb.Duration {
@@ -1558,7 +1657,7 @@ type CompleteRequest struct {
 
 func (x *CompleteRequest) Reset() {
 	*x = CompleteRequest{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[14]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1669,7 @@ func (x *CompleteRequest) String() string {
 func (*CompleteRequest) ProtoMessage() {}
 
 func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[14]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1682,7 @@ func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteRequest.ProtoReflect.Descriptor instead.
 func (*CompleteRequest) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{14}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CompleteRequest) GetIdentity() *Identity {
@@ -1635,7 +1734,7 @@ type CompleteResponse struct {
 
 func (x *CompleteResponse) Reset() {
 	*x = CompleteResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[15]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1746,7 @@ func (x *CompleteResponse) String() string {
 func (*CompleteResponse) ProtoMessage() {}
 
 func (x *CompleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[15]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1759,7 @@ func (x *CompleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteResponse.ProtoReflect.Descriptor instead.
 func (*CompleteResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{15}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CompleteResponse) GetState() State {
@@ -1696,7 +1795,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[16]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1807,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[16]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1820,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{16}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExtendRequest) GetIdentity() *Identity {
@@ -1763,7 +1862,7 @@ type ExtendResponse struct {
 
 func (x *ExtendResponse) Reset() {
 	*x = ExtendResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[17]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1775,7 +1874,7 @@ func (x *ExtendResponse) String() string {
 func (*ExtendResponse) ProtoMessage() {}
 
 func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[17]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1788,7 +1887,7 @@ func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendResponse.ProtoReflect.Descriptor instead.
 func (*ExtendResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{17}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExtendResponse) GetLeaseLeft() *durationpb.Duration {
@@ -1823,7 +1922,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[18]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +1934,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[18]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +1947,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{18}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReleaseRequest) GetIdentity() *Identity {
@@ -1912,7 +2011,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[19]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2023,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[19]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2036,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{19}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReleaseResponse) GetState() State {
@@ -1967,7 +2066,7 @@ type LookupRequest struct {
 
 func (x *LookupRequest) Reset() {
 	*x = LookupRequest{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[20]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2078,7 @@ func (x *LookupRequest) String() string {
 func (*LookupRequest) ProtoMessage() {}
 
 func (x *LookupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[20]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2091,7 @@ func (x *LookupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupRequest.ProtoReflect.Descriptor instead.
 func (*LookupRequest) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{20}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LookupRequest) GetRecord() isLookupRequest_Record {
@@ -2065,7 +2164,7 @@ type LookupResponse struct {
 
 func (x *LookupResponse) Reset() {
 	*x = LookupResponse{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[21]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2176,7 @@ func (x *LookupResponse) String() string {
 func (*LookupResponse) ProtoMessage() {}
 
 func (x *LookupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[21]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2189,7 @@ func (x *LookupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupResponse.ProtoReflect.Descriptor instead.
 func (*LookupResponse) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{21}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LookupResponse) GetRecord() *RecordInfo {
@@ -2147,14 +2246,20 @@ type RecordInfo struct {
 	// An operator settled it.
 	ByOperator bool `protobuf:"varint,16,opt,name=by_operator,json=byOperator,proto3" json:"by_operator,omitempty"`
 	// The last note of a holder or operator.
-	Note          string `protobuf:"bytes,17,opt,name=note,proto3" json:"note,omitempty"`
+	Note string `protobuf:"bytes,17,opt,name=note,proto3" json:"note,omitempty"`
+	// Open dead letters that hold the record: with any, it does not expire.
+	Pins int32 `protobuf:"varint,18,opt,name=pins,proto3" json:"pins,omitempty"`
+	// Its personal data is erased: caller and key are empty, no outcome is told.
+	Redacted bool `protobuf:"varint,19,opt,name=redacted,proto3" json:"redacted,omitempty"`
+	// Trace context of the last run, as in a traceparent header, or empty.
+	Traceparent   string `protobuf:"bytes,20,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RecordInfo) Reset() {
 	*x = RecordInfo{}
-	mi := &file_dedup_v1_dedup_proto_msgTypes[22]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2271,7 @@ func (x *RecordInfo) String() string {
 func (*RecordInfo) ProtoMessage() {}
 
 func (x *RecordInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dedup_v1_dedup_proto_msgTypes[22]
+	mi := &file_dedup_v1_dedup_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2284,7 @@ func (x *RecordInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInfo.ProtoReflect.Descriptor instead.
 func (*RecordInfo) Descriptor() ([]byte, []int) {
-	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{22}
+	return file_dedup_v1_dedup_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RecordInfo) GetRecordId() []byte {
@@ -2301,6 +2406,27 @@ func (x *RecordInfo) GetNote() string {
 	return ""
 }
 
+func (x *RecordInfo) GetPins() int32 {
+	if x != nil {
+		return x.Pins
+	}
+	return 0
+}
+
+func (x *RecordInfo) GetRedacted() bool {
+	if x != nil {
+		return x.Redacted
+	}
+	return false
+}
+
+func (x *RecordInfo) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 var File_dedup_v1_dedup_proto protoreflect.FileDescriptor
 
 const file_dedup_v1_dedup_proto_rawDesc = "" +
@@ -2340,7 +2466,7 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\tabsent_in\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\babsentIn\x129\n" +
 	"\n" +
 	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x127\n" +
-	"\tabsent_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\babsentAt\"\xb8\x05\n" +
+	"\tabsent_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\babsentAt\"\xe7\x05\n" +
 	"\x0eReserveRequest\x126\n" +
 	"\bidentity\x18\x01 \x01(\v2\x12.dedup.v1.IdentityB\x06\xbaH\x03\xc8\x01\x01R\bidentity\x12E\n" +
 	"\ffingerprints\x18\x02 \x03(\v2\x15.dedup.v1.FingerprintB\n" +
@@ -2352,14 +2478,20 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\n" +
 	"on_unknown\x18\x05 \x01(\x0e2\x13.dedup.v1.OnUnknownB\b\xbaH\x05\x82\x01\x02\x10\x01R\tonUnknown\x12/\n" +
 	"\x05basis\x18\x06 \x01(\x0e2\x0f.dedup.v1.BasisB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05basis\x12;\n" +
-	"\x04wait\x18\a \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b\x1e2\x00R\x04wait:\x80\x01\xbaH}\x1a{\n" +
-	"\rreserve.basis\x12=basis must be set with ON_UNKNOWN_RECONCILE, and only with it\x1a+(this.on_unknown == 2) == (this.basis != 0)\"\xd5\x01\n" +
+	"\x04wait\x18\a \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b\x1e2\x00R\x04wait\x12-\n" +
+	"\x06replay\x18\b \x01(\v2\x15.dedup.v1.ReplayClaimR\x06replay:\x80\x01\xbaH}\x1a{\n" +
+	"\rreserve.basis\x12=basis must be set with ON_UNKNOWN_RECONCILE, and only with it\x1a+(this.on_unknown == 2) == (this.basis != 0)\"P\n" +
+	"\vReplayClaim\x12\"\n" +
+	"\bentry_id\x18\x01 \x01(\fB\a\xbaH\x04z\x02h\x10R\aentryId\x12\x1d\n" +
+	"\x05token\x18\x02 \x01(\fB\a\xbaH\x04z\x02h\x10R\x05token\"\xa7\x02\n" +
 	"\x0fReserveResponse\x12-\n" +
 	"\agranted\x18\x01 \x01(\v2\x11.dedup.v1.GrantedH\x00R\agranted\x123\n" +
 	"\tcompleted\x18\x02 \x01(\v2\x13.dedup.v1.CompletedH\x00R\tcompleted\x127\n" +
 	"\vin_progress\x18\x03 \x01(\v2\x14.dedup.v1.InProgressH\x00R\n" +
 	"inProgress\x12\x1b\n" +
-	"\trecord_id\x18\x04 \x01(\fR\brecordIdB\b\n" +
+	"\trecord_id\x18\x04 \x01(\fR\brecordId\x12.\n" +
+	"\breplayed\x18\x05 \x01(\v2\x12.dedup.v1.IdentityR\breplayed\x12 \n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparentB\b\n" +
 	"\x06answer\"\x88\x03\n" +
 	"\aGranted\x12\x14\n" +
 	"\x05fence\x18\x01 \x01(\x03R\x05fence\x12\"\n" +
@@ -2435,7 +2567,7 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x06record\x12\x05\xbaH\x02\b\x01\"q\n" +
 	"\x0eLookupResponse\x12,\n" +
 	"\x06record\x18\x01 \x01(\v2\x14.dedup.v1.RecordInfoR\x06record\x121\n" +
-	"\tcompleted\x18\x02 \x01(\v2\x13.dedup.v1.CompletedR\tcompleted\"\xb7\x05\n" +
+	"\tcompleted\x18\x02 \x01(\v2\x13.dedup.v1.CompletedR\tcompleted\"\x89\x06\n" +
 	"\n" +
 	"RecordInfo\x12\x1b\n" +
 	"\trecord_id\x18\x01 \x01(\fR\brecordId\x12.\n" +
@@ -2459,7 +2591,10 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x05bound\x18\x0f \x01(\bR\x05bound\x12\x1f\n" +
 	"\vby_operator\x18\x10 \x01(\bR\n" +
 	"byOperator\x12\x12\n" +
-	"\x04note\x18\x11 \x01(\tR\x04note*\x8c\x03\n" +
+	"\x04note\x18\x11 \x01(\tR\x04note\x12\x12\n" +
+	"\x04pins\x18\x12 \x01(\x05R\x04pins\x12\x1a\n" +
+	"\bredacted\x18\x13 \x01(\bR\bredacted\x12 \n" +
+	"\vtraceparent\x18\x14 \x01(\tR\vtraceparent*\xdd\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12REASON_IN_PROGRESS\x10\x01\x12\x1a\n" +
@@ -2476,7 +2611,10 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x18REASON_STORE_UNAVAILABLE\x10\v\x12\x19\n" +
 	"\x15REASON_RECORD_CHANGED\x10\f\x12\x17\n" +
 	"\x13REASON_BREAKER_OPEN\x10\r\x12\x17\n" +
-	"\x13REASON_BUDGET_SPENT\x10\x0e*n\n" +
+	"\x13REASON_BUDGET_SPENT\x10\x0e\x12\x19\n" +
+	"\x15REASON_QUOTA_EXCEEDED\x10\x0f\x12\x1a\n" +
+	"\x16REASON_ENTRY_NOT_FOUND\x10\x10\x12\x18\n" +
+	"\x14REASON_ENTRY_CHANGED\x10\x11*n\n" +
 	"\tOnUnknown\x12\x1a\n" +
 	"\x16ON_UNKNOWN_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11ON_UNKNOWN_REFUSE\x10\x01\x12\x18\n" +
@@ -2525,7 +2663,7 @@ func file_dedup_v1_dedup_proto_rawDescGZIP() []byte {
 }
 
 var file_dedup_v1_dedup_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_dedup_v1_dedup_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_dedup_v1_dedup_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_dedup_v1_dedup_proto_goTypes = []any{
 	(Reason)(0),                   // 0: dedup.v1.Reason
 	(OnUnknown)(0),                // 1: dedup.v1.OnUnknown
@@ -2541,100 +2679,103 @@ var file_dedup_v1_dedup_proto_goTypes = []any{
 	(*MetadataEntry)(nil),         // 11: dedup.v1.MetadataEntry
 	(*Ends)(nil),                  // 12: dedup.v1.Ends
 	(*ReserveRequest)(nil),        // 13: dedup.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 14: dedup.v1.ReserveResponse
-	(*Granted)(nil),               // 15: dedup.v1.Granted
-	(*Completed)(nil),             // 16: dedup.v1.Completed
-	(*InProgress)(nil),            // 17: dedup.v1.InProgress
-	(*BeginRunRequest)(nil),       // 18: dedup.v1.BeginRunRequest
-	(*BeginRunResponse)(nil),      // 19: dedup.v1.BeginRunResponse
-	(*CompleteRequest)(nil),       // 20: dedup.v1.CompleteRequest
-	(*CompleteResponse)(nil),      // 21: dedup.v1.CompleteResponse
-	(*ExtendRequest)(nil),         // 22: dedup.v1.ExtendRequest
-	(*ExtendResponse)(nil),        // 23: dedup.v1.ExtendResponse
-	(*ReleaseRequest)(nil),        // 24: dedup.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 25: dedup.v1.ReleaseResponse
-	(*LookupRequest)(nil),         // 26: dedup.v1.LookupRequest
-	(*LookupResponse)(nil),        // 27: dedup.v1.LookupResponse
-	(*RecordInfo)(nil),            // 28: dedup.v1.RecordInfo
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*ReplayClaim)(nil),           // 14: dedup.v1.ReplayClaim
+	(*ReserveResponse)(nil),       // 15: dedup.v1.ReserveResponse
+	(*Granted)(nil),               // 16: dedup.v1.Granted
+	(*Completed)(nil),             // 17: dedup.v1.Completed
+	(*InProgress)(nil),            // 18: dedup.v1.InProgress
+	(*BeginRunRequest)(nil),       // 19: dedup.v1.BeginRunRequest
+	(*BeginRunResponse)(nil),      // 20: dedup.v1.BeginRunResponse
+	(*CompleteRequest)(nil),       // 21: dedup.v1.CompleteRequest
+	(*CompleteResponse)(nil),      // 22: dedup.v1.CompleteResponse
+	(*ExtendRequest)(nil),         // 23: dedup.v1.ExtendRequest
+	(*ExtendResponse)(nil),        // 24: dedup.v1.ExtendResponse
+	(*ReleaseRequest)(nil),        // 25: dedup.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 26: dedup.v1.ReleaseResponse
+	(*LookupRequest)(nil),         // 27: dedup.v1.LookupRequest
+	(*LookupResponse)(nil),        // 28: dedup.v1.LookupResponse
+	(*RecordInfo)(nil),            // 29: dedup.v1.RecordInfo
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
 }
 var file_dedup_v1_dedup_proto_depIdxs = []int32{
 	9,  // 0: dedup.v1.Outcome.response:type_name -> dedup.v1.Response
 	10, // 1: dedup.v1.Outcome.omitted:type_name -> dedup.v1.OmittedResponse
 	11, // 2: dedup.v1.Outcome.headers:type_name -> dedup.v1.MetadataEntry
 	11, // 3: dedup.v1.Outcome.trailers:type_name -> dedup.v1.MetadataEntry
-	29, // 4: dedup.v1.Ends.expires_in:type_name -> google.protobuf.Duration
-	29, // 5: dedup.v1.Ends.absent_in:type_name -> google.protobuf.Duration
-	30, // 6: dedup.v1.Ends.expires_at:type_name -> google.protobuf.Timestamp
-	30, // 7: dedup.v1.Ends.absent_at:type_name -> google.protobuf.Timestamp
+	30, // 4: dedup.v1.Ends.expires_in:type_name -> google.protobuf.Duration
+	30, // 5: dedup.v1.Ends.absent_in:type_name -> google.protobuf.Duration
+	31, // 6: dedup.v1.Ends.expires_at:type_name -> google.protobuf.Timestamp
+	31, // 7: dedup.v1.Ends.absent_at:type_name -> google.protobuf.Timestamp
 	6,  // 8: dedup.v1.ReserveRequest.identity:type_name -> dedup.v1.Identity
 	7,  // 9: dedup.v1.ReserveRequest.fingerprints:type_name -> dedup.v1.Fingerprint
-	29, // 10: dedup.v1.ReserveRequest.lease:type_name -> google.protobuf.Duration
+	30, // 10: dedup.v1.ReserveRequest.lease:type_name -> google.protobuf.Duration
 	1,  // 11: dedup.v1.ReserveRequest.on_unknown:type_name -> dedup.v1.OnUnknown
 	2,  // 12: dedup.v1.ReserveRequest.basis:type_name -> dedup.v1.Basis
-	29, // 13: dedup.v1.ReserveRequest.wait:type_name -> google.protobuf.Duration
-	15, // 14: dedup.v1.ReserveResponse.granted:type_name -> dedup.v1.Granted
-	16, // 15: dedup.v1.ReserveResponse.completed:type_name -> dedup.v1.Completed
-	17, // 16: dedup.v1.ReserveResponse.in_progress:type_name -> dedup.v1.InProgress
-	3,  // 17: dedup.v1.Granted.mode:type_name -> dedup.v1.Mode
-	29, // 18: dedup.v1.Granted.lease_left:type_name -> google.protobuf.Duration
-	29, // 19: dedup.v1.Granted.last_grant_age:type_name -> google.protobuf.Duration
-	29, // 20: dedup.v1.Granted.last_run_ended_age:type_name -> google.protobuf.Duration
-	29, // 21: dedup.v1.Granted.skew:type_name -> google.protobuf.Duration
-	8,  // 22: dedup.v1.Completed.outcome:type_name -> dedup.v1.Outcome
-	30, // 23: dedup.v1.Completed.completed_at:type_name -> google.protobuf.Timestamp
-	12, // 24: dedup.v1.Completed.ends:type_name -> dedup.v1.Ends
-	29, // 25: dedup.v1.InProgress.retry_after:type_name -> google.protobuf.Duration
-	29, // 26: dedup.v1.InProgress.lease_left:type_name -> google.protobuf.Duration
-	29, // 27: dedup.v1.InProgress.age:type_name -> google.protobuf.Duration
-	6,  // 28: dedup.v1.BeginRunRequest.identity:type_name -> dedup.v1.Identity
-	29, // 29: dedup.v1.BeginRunResponse.lease_left:type_name -> google.protobuf.Duration
-	6,  // 30: dedup.v1.CompleteRequest.identity:type_name -> dedup.v1.Identity
-	8,  // 31: dedup.v1.CompleteRequest.outcome:type_name -> dedup.v1.Outcome
-	29, // 32: dedup.v1.CompleteRequest.retention:type_name -> google.protobuf.Duration
-	4,  // 33: dedup.v1.CompleteResponse.state:type_name -> dedup.v1.State
-	12, // 34: dedup.v1.CompleteResponse.ends:type_name -> dedup.v1.Ends
-	6,  // 35: dedup.v1.ExtendRequest.identity:type_name -> dedup.v1.Identity
-	29, // 36: dedup.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
-	29, // 37: dedup.v1.ExtendResponse.lease_left:type_name -> google.protobuf.Duration
-	6,  // 38: dedup.v1.ReleaseRequest.identity:type_name -> dedup.v1.Identity
-	5,  // 39: dedup.v1.ReleaseRequest.effect:type_name -> dedup.v1.Effect
-	8,  // 40: dedup.v1.ReleaseRequest.error:type_name -> dedup.v1.Outcome
-	29, // 41: dedup.v1.ReleaseRequest.hold:type_name -> google.protobuf.Duration
-	4,  // 42: dedup.v1.ReleaseResponse.state:type_name -> dedup.v1.State
-	6,  // 43: dedup.v1.LookupRequest.identity:type_name -> dedup.v1.Identity
-	7,  // 44: dedup.v1.LookupRequest.fingerprints:type_name -> dedup.v1.Fingerprint
-	29, // 45: dedup.v1.LookupRequest.wait:type_name -> google.protobuf.Duration
-	28, // 46: dedup.v1.LookupResponse.record:type_name -> dedup.v1.RecordInfo
-	16, // 47: dedup.v1.LookupResponse.completed:type_name -> dedup.v1.Completed
-	6,  // 48: dedup.v1.RecordInfo.identity:type_name -> dedup.v1.Identity
-	4,  // 49: dedup.v1.RecordInfo.state:type_name -> dedup.v1.State
-	3,  // 50: dedup.v1.RecordInfo.mode:type_name -> dedup.v1.Mode
-	29, // 51: dedup.v1.RecordInfo.lease_left:type_name -> google.protobuf.Duration
-	29, // 52: dedup.v1.RecordInfo.age:type_name -> google.protobuf.Duration
-	12, // 53: dedup.v1.RecordInfo.ends:type_name -> dedup.v1.Ends
-	30, // 54: dedup.v1.RecordInfo.created_at:type_name -> google.protobuf.Timestamp
-	30, // 55: dedup.v1.RecordInfo.granted_at:type_name -> google.protobuf.Timestamp
-	30, // 56: dedup.v1.RecordInfo.lease_ends_at:type_name -> google.protobuf.Timestamp
-	30, // 57: dedup.v1.RecordInfo.completed_at:type_name -> google.protobuf.Timestamp
-	13, // 58: dedup.v1.DedupService.Reserve:input_type -> dedup.v1.ReserveRequest
-	18, // 59: dedup.v1.DedupService.BeginRun:input_type -> dedup.v1.BeginRunRequest
-	20, // 60: dedup.v1.DedupService.Complete:input_type -> dedup.v1.CompleteRequest
-	22, // 61: dedup.v1.DedupService.Extend:input_type -> dedup.v1.ExtendRequest
-	24, // 62: dedup.v1.DedupService.Release:input_type -> dedup.v1.ReleaseRequest
-	26, // 63: dedup.v1.DedupService.Lookup:input_type -> dedup.v1.LookupRequest
-	14, // 64: dedup.v1.DedupService.Reserve:output_type -> dedup.v1.ReserveResponse
-	19, // 65: dedup.v1.DedupService.BeginRun:output_type -> dedup.v1.BeginRunResponse
-	21, // 66: dedup.v1.DedupService.Complete:output_type -> dedup.v1.CompleteResponse
-	23, // 67: dedup.v1.DedupService.Extend:output_type -> dedup.v1.ExtendResponse
-	25, // 68: dedup.v1.DedupService.Release:output_type -> dedup.v1.ReleaseResponse
-	27, // 69: dedup.v1.DedupService.Lookup:output_type -> dedup.v1.LookupResponse
-	64, // [64:70] is the sub-list for method output_type
-	58, // [58:64] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	30, // 13: dedup.v1.ReserveRequest.wait:type_name -> google.protobuf.Duration
+	14, // 14: dedup.v1.ReserveRequest.replay:type_name -> dedup.v1.ReplayClaim
+	16, // 15: dedup.v1.ReserveResponse.granted:type_name -> dedup.v1.Granted
+	17, // 16: dedup.v1.ReserveResponse.completed:type_name -> dedup.v1.Completed
+	18, // 17: dedup.v1.ReserveResponse.in_progress:type_name -> dedup.v1.InProgress
+	6,  // 18: dedup.v1.ReserveResponse.replayed:type_name -> dedup.v1.Identity
+	3,  // 19: dedup.v1.Granted.mode:type_name -> dedup.v1.Mode
+	30, // 20: dedup.v1.Granted.lease_left:type_name -> google.protobuf.Duration
+	30, // 21: dedup.v1.Granted.last_grant_age:type_name -> google.protobuf.Duration
+	30, // 22: dedup.v1.Granted.last_run_ended_age:type_name -> google.protobuf.Duration
+	30, // 23: dedup.v1.Granted.skew:type_name -> google.protobuf.Duration
+	8,  // 24: dedup.v1.Completed.outcome:type_name -> dedup.v1.Outcome
+	31, // 25: dedup.v1.Completed.completed_at:type_name -> google.protobuf.Timestamp
+	12, // 26: dedup.v1.Completed.ends:type_name -> dedup.v1.Ends
+	30, // 27: dedup.v1.InProgress.retry_after:type_name -> google.protobuf.Duration
+	30, // 28: dedup.v1.InProgress.lease_left:type_name -> google.protobuf.Duration
+	30, // 29: dedup.v1.InProgress.age:type_name -> google.protobuf.Duration
+	6,  // 30: dedup.v1.BeginRunRequest.identity:type_name -> dedup.v1.Identity
+	30, // 31: dedup.v1.BeginRunResponse.lease_left:type_name -> google.protobuf.Duration
+	6,  // 32: dedup.v1.CompleteRequest.identity:type_name -> dedup.v1.Identity
+	8,  // 33: dedup.v1.CompleteRequest.outcome:type_name -> dedup.v1.Outcome
+	30, // 34: dedup.v1.CompleteRequest.retention:type_name -> google.protobuf.Duration
+	4,  // 35: dedup.v1.CompleteResponse.state:type_name -> dedup.v1.State
+	12, // 36: dedup.v1.CompleteResponse.ends:type_name -> dedup.v1.Ends
+	6,  // 37: dedup.v1.ExtendRequest.identity:type_name -> dedup.v1.Identity
+	30, // 38: dedup.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
+	30, // 39: dedup.v1.ExtendResponse.lease_left:type_name -> google.protobuf.Duration
+	6,  // 40: dedup.v1.ReleaseRequest.identity:type_name -> dedup.v1.Identity
+	5,  // 41: dedup.v1.ReleaseRequest.effect:type_name -> dedup.v1.Effect
+	8,  // 42: dedup.v1.ReleaseRequest.error:type_name -> dedup.v1.Outcome
+	30, // 43: dedup.v1.ReleaseRequest.hold:type_name -> google.protobuf.Duration
+	4,  // 44: dedup.v1.ReleaseResponse.state:type_name -> dedup.v1.State
+	6,  // 45: dedup.v1.LookupRequest.identity:type_name -> dedup.v1.Identity
+	7,  // 46: dedup.v1.LookupRequest.fingerprints:type_name -> dedup.v1.Fingerprint
+	30, // 47: dedup.v1.LookupRequest.wait:type_name -> google.protobuf.Duration
+	29, // 48: dedup.v1.LookupResponse.record:type_name -> dedup.v1.RecordInfo
+	17, // 49: dedup.v1.LookupResponse.completed:type_name -> dedup.v1.Completed
+	6,  // 50: dedup.v1.RecordInfo.identity:type_name -> dedup.v1.Identity
+	4,  // 51: dedup.v1.RecordInfo.state:type_name -> dedup.v1.State
+	3,  // 52: dedup.v1.RecordInfo.mode:type_name -> dedup.v1.Mode
+	30, // 53: dedup.v1.RecordInfo.lease_left:type_name -> google.protobuf.Duration
+	30, // 54: dedup.v1.RecordInfo.age:type_name -> google.protobuf.Duration
+	12, // 55: dedup.v1.RecordInfo.ends:type_name -> dedup.v1.Ends
+	31, // 56: dedup.v1.RecordInfo.created_at:type_name -> google.protobuf.Timestamp
+	31, // 57: dedup.v1.RecordInfo.granted_at:type_name -> google.protobuf.Timestamp
+	31, // 58: dedup.v1.RecordInfo.lease_ends_at:type_name -> google.protobuf.Timestamp
+	31, // 59: dedup.v1.RecordInfo.completed_at:type_name -> google.protobuf.Timestamp
+	13, // 60: dedup.v1.DedupService.Reserve:input_type -> dedup.v1.ReserveRequest
+	19, // 61: dedup.v1.DedupService.BeginRun:input_type -> dedup.v1.BeginRunRequest
+	21, // 62: dedup.v1.DedupService.Complete:input_type -> dedup.v1.CompleteRequest
+	23, // 63: dedup.v1.DedupService.Extend:input_type -> dedup.v1.ExtendRequest
+	25, // 64: dedup.v1.DedupService.Release:input_type -> dedup.v1.ReleaseRequest
+	27, // 65: dedup.v1.DedupService.Lookup:input_type -> dedup.v1.LookupRequest
+	15, // 66: dedup.v1.DedupService.Reserve:output_type -> dedup.v1.ReserveResponse
+	20, // 67: dedup.v1.DedupService.BeginRun:output_type -> dedup.v1.BeginRunResponse
+	22, // 68: dedup.v1.DedupService.Complete:output_type -> dedup.v1.CompleteResponse
+	24, // 69: dedup.v1.DedupService.Extend:output_type -> dedup.v1.ExtendResponse
+	26, // 70: dedup.v1.DedupService.Release:output_type -> dedup.v1.ReleaseResponse
+	28, // 71: dedup.v1.DedupService.Lookup:output_type -> dedup.v1.LookupResponse
+	66, // [66:72] is the sub-list for method output_type
+	60, // [60:66] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_dedup_v1_dedup_proto_init() }
@@ -2646,12 +2787,12 @@ func file_dedup_v1_dedup_proto_init() {
 		(*Outcome_Response)(nil),
 		(*Outcome_Omitted)(nil),
 	}
-	file_dedup_v1_dedup_proto_msgTypes[8].OneofWrappers = []any{
+	file_dedup_v1_dedup_proto_msgTypes[9].OneofWrappers = []any{
 		(*ReserveResponse_Granted)(nil),
 		(*ReserveResponse_Completed)(nil),
 		(*ReserveResponse_InProgress)(nil),
 	}
-	file_dedup_v1_dedup_proto_msgTypes[20].OneofWrappers = []any{
+	file_dedup_v1_dedup_proto_msgTypes[21].OneofWrappers = []any{
 		(*LookupRequest_Identity)(nil),
 		(*LookupRequest_RecordId)(nil),
 	}
@@ -2661,7 +2802,7 @@ func file_dedup_v1_dedup_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dedup_v1_dedup_proto_rawDesc), len(file_dedup_v1_dedup_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
