@@ -63,8 +63,8 @@ type Decision struct {
 	// them; 0 where this delivery was not granted its key.
 	Runs int64
 
-	away    bool // dedupd cannot be reached, or the consumer is stopping
-	keyless bool // no record can have its key
+	away    bool   // dedupd cannot be reached, or the consumer is stopping
+	refused []byte // the record that it may not use
 }
 
 func dead(cause Cause, err error) Decision {
@@ -143,11 +143,11 @@ func (c *Consumer) refused(m Message, err error) Decision {
 	case reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN, reason == dedupv1.Reason_REASON_IN_PROGRESS:
 		return Decision{Action: Nack, Delay: c.wait(1, refusal.RetryAfter), Err: err}
 	case reason == dedupv1.Reason_REASON_KEY_REUSED, reason == dedupv1.Reason_REASON_KEY_EXPIRED:
-		return dead(CauseRefused, err)
-	case reason == dedupv1.Reason_REASON_KEY_INVALID:
 		d := dead(CauseRefused, err)
-		d.keyless = true
+		d.refused = refusal.RecordID
 		return d
+	case reason == dedupv1.Reason_REASON_KEY_INVALID:
+		return dead(CauseRefused, err)
 	}
 	// dedupd is away, or full, or does not let this service in: none of it is the
 	// message's fault.

@@ -92,7 +92,7 @@ func (c *Consumer) settle(ctx context.Context, m Message, v *delivery) Decision 
 	} else {
 		d = c.decide(ctx, m, n, v)
 	}
-	if err != nil || d.keyless {
+	if d.Cause == CauseRefused {
 		n = nameless(m)
 	}
 	d.Runs = v.runs

@@ -61,14 +61,17 @@ func (c Cause) String() string {
 
 // Letter is a message that is not going to be delivered again.
 type Letter struct {
-	// Identity and RecordID name its record. A message without a valid key has the
-	// hash of its body for a key.
+	// Identity and RecordID name its record. A message with CauseRefused is not its
+	// key's: it has a record of its own, under a hash of its id and body.
 	Identity *dedupv1.Identity
 	RecordID []byte
-	// Fingerprint is the message's; nil where it has no valid key.
+	// Fingerprint is the message's; nil with CauseRefused.
 	Fingerprint *dedupv1.Fingerprint
-	Message     Message
-	Cause       Cause
+	// Refused is the id of the record that it may not use, with CauseRefused; nil
+	// where its key is missing or malformed.
+	Refused []byte
+	Message Message
+	Cause   Cause
 	// Err is the last error, of the handler or of dedupd. Its text may hold what the
 	// handler put there.
 	Err error
@@ -89,7 +92,7 @@ type DeadLetters interface {
 
 // park hands a dead letter over. The message stays in the queue where that fails.
 func (c *Consumer) park(ctx context.Context, l Letter, d Decision) Decision {
-	l.Cause, l.Err, l.Runs = d.Cause, d.Err, d.Runs
+	l.Cause, l.Err, l.Runs, l.Refused = d.Cause, d.Err, d.Runs, d.refused
 	l.RecordID = guard.RecordID(l.Identity)
 	attrs := []slog.Attr{
 		slog.String("operation", c.cfg.Operation), slog.String("record", hex.EncodeToString(l.RecordID[:6])),

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"time"
 
@@ -85,9 +86,13 @@ func (c *Consumer) identity(n names) *dedupv1.Identity {
 	return &dedupv1.Identity{Namespace: c.cfg.Namespace, Operation: c.cfg.Operation, Caller: []byte(n.caller), Key: []byte(n.key)}
 }
 
-// nameless is the identity under which a message without a key is parked: copies
-// of it meet in one entry.
+// nameless is what a message is parked under that has no key of its own, or whose
+// key is another message's: that one's letter must stay as it is. Copies of it meet
+// in one record.
 func nameless(m Message) names {
-	sum := sha256.Sum256(m.Body)
-	return names{key: "sha256:" + hex.EncodeToString(sum[:])}
+	h := sha256.New()
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(m.ID))))
+	h.Write([]byte(m.ID))
+	h.Write(m.Body)
+	return names{key: "sha256:" + hex.EncodeToString(h.Sum(nil))}
 }
