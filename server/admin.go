@@ -1,13 +1,7 @@
 package server
 
 import (
-	"cmp"
 	"context"
-	"encoding/hex"
-	"log/slog"
-	"strings"
-
-	"google.golang.org/grpc/peer"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/storage"
@@ -33,7 +27,7 @@ func (s *adminService) ListRecords(ctx context.Context, req *dedupv1.ListRecords
 	}
 	res := &dedupv1.ListRecordsResponse{Records: make([]*dedupv1.RecordInfo, 0, len(page.Records))}
 	for _, rec := range page.Records {
-		info := infoOf(rec.Identity.RecordID(), rec, rec.StateAt(page.Now, s.skew), page.Now, s.skew)
+		info := infoOf(rec.ID(), rec, rec.StateAt(page.Now, s.skew), page.Now, s.skew)
 		res.Records = append(res.Records, info)
 	}
 	if page.Next != (storage.RecordID{}) {
@@ -53,7 +47,7 @@ func (s *adminService) Resolve(ctx context.Context, req *dedupv1.ResolveRequest)
 	}
 	ans, err := s.store.Resolve(ctx, id, q)
 	s.changed(id, ans, err)
-	s.audit(ctx, id, req, ans, err)
+	s.auditResolve(ctx, id, req, ans, err)
 	if err != nil {
 		return nil, err
 	}
@@ -61,37 +55,4 @@ func (s *adminService) Resolve(ctx context.Context, req *dedupv1.ResolveRequest)
 		return nil, refusalOf(ans)
 	}
 	return &dedupv1.ResolveResponse{Record: infoOf(id, ans.Record, ans.State, ans.Now, s.skew)}, nil
-}
-
-// audit writes what an operator asked for and what came of it, refusals too.
-func (s *adminService) audit(ctx context.Context, id storage.RecordID, req *dedupv1.ResolveRequest, ans storage.Answer, err error) {
-	verdict, basis := "completed", ""
-	if req.GetReleased() != nil {
-		verdict = "released"
-		basis = strings.ToLower(strings.TrimPrefix(req.GetReleased().GetBasis().String(), "BASIS_"))
-	}
-	answer := "error" // the write may have happened; a repeat tells
-	if err == nil {
-		answer = ans.Verdict.String()
-	}
-	var operation storage.Identity
-	if ans.Record != nil {
-		operation = ans.Record.Identity
-	}
-	from := "unknown"
-	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
-		from = p.Addr.String()
-	}
-	s.log.WithGroup("audit").LogAttrs(ctx, slog.LevelInfo, "resolve",
-		slog.String("record", id.Short()),
-		slog.String("namespace", cmp.Or(operation.Namespace, req.GetIdentity().GetNamespace())),
-		slog.String("operation", cmp.Or(operation.Operation, req.GetIdentity().GetOperation())),
-		slog.String("version", hex.EncodeToString(req.GetVersion())), // as operators see it
-		slog.String("verdict", verdict),
-		slog.String("basis", basis),
-		slog.Bool("with_outcome", req.GetCompleted().GetOutcome() != nil),
-		slog.String("note", req.GetNote()),
-		slog.String("answer", answer),
-		slog.String("from", from),
-	)
 }

@@ -57,7 +57,11 @@ func newValidator() (protovalidate.Validator, error) {
 		protovalidate.WithMessages(
 			&dedupv1.ReserveRequest{}, &dedupv1.BeginRunRequest{}, &dedupv1.CompleteRequest{},
 			&dedupv1.ExtendRequest{}, &dedupv1.ReleaseRequest{}, &dedupv1.LookupRequest{},
-			&dedupv1.ListRecordsRequest{}, &dedupv1.ResolveRequest{},
+			&dedupv1.ListRecordsRequest{}, &dedupv1.ResolveRequest{}, &dedupv1.StatsRequest{},
+			&dedupv1.RedactRequest{}, &dedupv1.ForgetRequest{},
+			&dedupv1.ParkRequest{}, &dedupv1.DeadLetterServiceListRequest{}, &dedupv1.DeadLetterServiceGetRequest{},
+			&dedupv1.GroupsRequest{}, &dedupv1.ClaimRequest{}, &dedupv1.SettleRequest{},
+			&dedupv1.RequeueRequest{}, &dedupv1.DiscardRequest{},
 		),
 	)
 }
@@ -145,9 +149,7 @@ func (s *Server) recovered(ctx context.Context, p any) error {
 // admit counts the call in, or turns it away while draining: what ends old work
 // is always let in.
 func (s *Server) admit(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	newWork := info.FullMethod == dedupv1.DedupService_Reserve_FullMethodName ||
-		info.FullMethod == dedupv1.AdminService_ListRecords_FullMethodName
-	slot, ok := s.gate.enter(newWork)
+	slot, ok := s.gate.enter(isNewWork(info.FullMethod))
 	if !ok {
 		return nil, errDraining
 	}

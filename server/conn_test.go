@@ -41,7 +41,7 @@ func TestInProcessEqualsTheWire(t *testing.T) {
 	calls := map[string]call{
 		"granted":        {dedup + "Reserve", reserveReq(1), &dedupv1.ReserveResponse{}, inTime},
 		"in progress":    {dedup + "Reserve", reserveReq(2), &dedupv1.ReserveResponse{}, inTime},
-		"refused":        {dedup + "Complete", completeReq(2, 1, "x"), &dedupv1.CompleteResponse{}, inTime},
+		"refused":        {dedup + "Release", releaseReq(2, 1, dedupv1.Effect_EFFECT_NONE), &dedupv1.ReleaseResponse{}, inTime},
 		"malformed":      {dedup + "Extend", &dedupv1.ExtendRequest{}, &dedupv1.ExtendResponse{}, inTime},
 		"nil message":    {dedup + "Reserve", (*dedupv1.ReserveRequest)(nil), &dedupv1.ReserveResponse{}, inTime},
 		"not UTF-8":      {dedup + "Reserve", badText, &dedupv1.ReserveResponse{}, inTime},
@@ -180,13 +180,32 @@ func FuzzRequests(f *testing.F) {
 		{"DedupService/Lookup", &dedupv1.LookupRequest{}, &dedupv1.LookupResponse{}},
 		{"AdminService/ListRecords", &dedupv1.ListRecordsRequest{}, &dedupv1.ListRecordsResponse{}},
 		{"AdminService/Resolve", &dedupv1.ResolveRequest{}, &dedupv1.ResolveResponse{}},
+		{"AdminService/Stats", &dedupv1.StatsRequest{}, &dedupv1.StatsResponse{}},
+		{"AdminService/Redact", &dedupv1.RedactRequest{}, &dedupv1.RedactResponse{}},
+		{"AdminService/Forget", &dedupv1.ForgetRequest{}, &dedupv1.ForgetResponse{}},
+		{"DeadLetterService/Park", &dedupv1.ParkRequest{}, &dedupv1.ParkResponse{}},
+		{"DeadLetterService/List", &dedupv1.DeadLetterServiceListRequest{}, &dedupv1.DeadLetterServiceListResponse{}},
+		{"DeadLetterService/Get", &dedupv1.DeadLetterServiceGetRequest{}, &dedupv1.DeadLetterServiceGetResponse{}},
+		{"DeadLetterService/Groups", &dedupv1.GroupsRequest{}, &dedupv1.GroupsResponse{}},
+		{"DeadLetterService/Claim", &dedupv1.ClaimRequest{}, &dedupv1.ClaimResponse{}},
+		{"DeadLetterService/Settle", &dedupv1.SettleRequest{}, &dedupv1.SettleResponse{}},
+		{"DeadLetterService/Requeue", &dedupv1.RequeueRequest{}, &dedupv1.RequeueResponse{}},
+		{"DeadLetterService/Discard", &dedupv1.DiscardRequest{}, &dedupv1.DiscardResponse{}},
 	}
+	entry := [][]byte{attempt(1)}
 	resolve := resolveReq(make([]byte, 8))
 	resolve.Verdict = &dedupv1.ResolveRequest_Completed{}
 	for i, seed := range []proto.Message{
 		reserveReq(1), &dedupv1.BeginRunRequest{Identity: identity(), AttemptId: attempt(1), Fence: 1}, completeReq(1, 1, "x"),
 		&dedupv1.ExtendRequest{Identity: identity(), AttemptId: attempt(1), Fence: -1}, releaseReq(1, 1, 99), lookupReq(0),
 		&dedupv1.ListRecordsRequest{PageToken: make([]byte, 32), States: []dedupv1.State{-1}}, resolve,
+		&dedupv1.StatsRequest{HotKeys: 100}, &dedupv1.RedactRequest{Selector: &dedupv1.RecordSelector{}, Note: "n"},
+		&dedupv1.ForgetRequest{Selector: callerSelector("c"), Note: "n", PageToken: make([]byte, 17)},
+		&dedupv1.ParkRequest{Record: &dedupv1.ParkRequest_Identity{}, ParkId: attempt(1), Kind: 1, Method: "m", Request: &dedupv1.Response{}},
+		&dedupv1.DeadLetterServiceListRequest{PageToken: make([]byte, 17)}, &dedupv1.DeadLetterServiceGetRequest{EntryId: attempt(1)},
+		&dedupv1.GroupsRequest{Filter: &dedupv1.DeadLetterFilter{States: []dedupv1.DeadLetterState{-1}}},
+		&dedupv1.ClaimRequest{Token: attempt(1), Operator: true}, &dedupv1.SettleRequest{EntryId: attempt(1), Token: attempt(1), Result: 4},
+		&dedupv1.RequeueRequest{EntryIds: entry, Note: "n"}, &dedupv1.DiscardRequest{EntryIds: entry, Note: "n"},
 	} {
 		raw, err := proto.Marshal(seed)
 		require.NoError(f, err)

@@ -11,12 +11,16 @@ import (
 
 // core is what the services share.
 type core struct {
-	store      storage.Records
+	store      stored
 	terms      storage.Terms
 	maxOutcome int
 	skew       time.Duration
 	waiters    *waiters
 	metrics    *metrics
+	hot        *hotKeys
+	census     *census
+	began      time.Time
+	version    string
 	log        *slog.Logger
 }
 
@@ -28,39 +32,60 @@ type dedupService struct {
 }
 
 func (s *dedupService) Reserve(ctx context.Context, req *dedupv1.ReserveRequest) (*dedupv1.ReserveResponse, error) {
-	q, err := reserveOf(req)
+	q, err := s.reserveOf(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	id := q.Identity.RecordID()
-	ans, err := s.reserve(ctx, id, q, req.GetWait().AsDuration())
+	ans, err := s.reserve(ctx, q, req.GetWait().AsDuration())
 	if err != nil {
 		return nil, err
 	}
-	s.metrics.operation(q.Identity).reserved(ans.Verdict)
+	id := reservedID(q, ans)
+	s.metrics.operation(q.Identity).reserved(ans)
+	s.hot.asked(id, q.Identity, ans)
+	res := &dedupv1.ReserveResponse{RecordId: id[:]}
 	switch ans.Verdict {
 	case storage.VerdictGranted:
-		return &dedupv1.ReserveResponse{RecordId: id[:], Answer: s.granted(ans)}, nil
+		res.Answer = s.granted(ans)
+		if ans.Record.Mode == storage.ModeReconcile {
+			res.Traceparent = traceparentOf(ans.Record)
+		}
 	case storage.VerdictCompleted:
-		return &dedupv1.ReserveResponse{RecordId: id[:], Answer: &dedupv1.ReserveResponse_Completed{Completed: completedOf(ans)}}, nil
+		res.Answer = &dedupv1.ReserveResponse_Completed{Completed: completedOf(ans)}
+		res.Traceparent = traceparentOf(ans.Record)
 	case storage.VerdictInProgress:
-		return &dedupv1.ReserveResponse{RecordId: id[:], Answer: inProgress(ans)}, nil
+		res.Answer = inProgress(ans)
 	case storage.VerdictOK, storage.VerdictOutcomeUnknown, storage.VerdictKeyReused, storage.VerdictKeyExpired,
-		storage.VerdictStaleHolder, storage.VerdictNotReconciled, storage.VerdictRecordChanged:
+		storage.VerdictStaleHolder, storage.VerdictNotReconciled, storage.VerdictRecordChanged, storage.VerdictNotFound,
+		storage.VerdictEntryChanged, storage.VerdictClaimInvalid, storage.VerdictFull:
+		return nil, refusalOf(ans)
 	}
-	return nil, refusalOf(ans)
+	if q.Claim != nil {
+		res.Replayed = identityTo(answerIdentity(ans))
+	}
+	return res, nil
+}
+
+// reservedID is the id of the record that an answer to q is about: of a replay the
+// entry's, whoever the caller is.
+func reservedID(q storage.Reserve, ans storage.Answer) storage.RecordID {
+	if q.Claim != nil && ans.Record != nil {
+		return ans.Record.ID()
+	}
+	return q.Identity.RecordID()
 }
 
 // reserve asks the store, and holds the caller while somebody else has the key.
-func (s *dedupService) reserve(ctx context.Context, id storage.RecordID, q storage.Reserve, wait time.Duration) (storage.Answer, error) {
+func (s *dedupService) reserve(ctx context.Context, q storage.Reserve, wait time.Duration) (storage.Answer, error) {
 	ans, err := s.store.Reserve(ctx, q)
 	if err != nil || ans.Verdict != storage.VerdictInProgress || wait == 0 {
 		return ans, err
 	}
-	place, ok := s.waiters.join(ctx, id, wait, false)
+	place, ok := s.waiters.join(ctx, reservedID(q, ans), wait, false)
 	if !ok {
 		return ans, nil
 	}
+	s.metrics.operation(q.Identity).waits.Inc()
 	woken := false
 	for {
 		ans, err = s.store.Reserve(ctx, q)
@@ -100,7 +125,7 @@ func (s *dedupService) Complete(ctx context.Context, req *dedupv1.CompleteReques
 		return nil, err
 	}
 	ans, err := s.store.Complete(ctx, who.id, storage.Complete{
-		Attempt: who.attempt, Fence: who.fence, Outcome: outcome,
+		Identity: who.identity, Attempt: who.attempt, Fence: who.fence, Outcome: outcome,
 		Retention: req.GetRetention().AsDuration(), Terms: s.terms,
 	})
 	s.changed(who.id, ans, err)
@@ -109,13 +134,12 @@ func (s *dedupService) Complete(ctx context.Context, req *dedupv1.CompleteReques
 	}
 	if ans.Conflict != nil {
 		s.conflict(ctx, who, ans.Conflict)
+		s.metrics.parked(ans)
 	}
 	if ans.Verdict != storage.VerdictOK {
 		return nil, refusalOf(ans)
 	}
-	if ans.Late {
-		s.metrics.operation(who.identity).late.Inc()
-	}
+	s.metrics.operation(who.identity).completed(ans)
 	return &dedupv1.CompleteResponse{State: stateOf(ans.State), Ends: endsOf(ans.Record, ans.Now)}, nil
 }
 

@@ -13,6 +13,10 @@
 //  4. The answer goes back through convert.go, a refusal through errors.go: one
 //     table from verdicts and faults to codes and reasons.
 //
+// A dead letter has the same file name in every layer: deadletter.go here. What
+// operators ask is in admin.go, stats.go and erase.go; what needs somebody is
+// counted by census.go, and told by metrics and alerts.
+//
 // Conn is the same path without a network. The package never imports a store's
 // package, decides no rule of the protocol and keeps nothing between calls but
 // the callers it holds.

@@ -1,7 +1,9 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"strings"
@@ -27,6 +29,7 @@ const Domain = "dedup.v1"
 // Retry hints: floors under a client's own backoff.
 const (
 	storeRetryAfter = time.Second
+	quotaRetryAfter = time.Minute // a cap is lifted by people
 	minRetryAfter   = 10 * time.Millisecond
 	maxRetryAfter   = time.Second
 )
@@ -61,6 +64,14 @@ func refused(v storage.Verdict) row {
 		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_NOT_RECONCILED, "this grant must find out first; call BeginRun before"}
 	case storage.VerdictRecordChanged:
 		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_RECORD_CHANGED, "the record is not the one that was looked at; look again"}
+	case storage.VerdictNotFound:
+		return row{codes.NotFound, dedupv1.Reason_REASON_ENTRY_NOT_FOUND, "there is no such dead letter, or no record to park one for"}
+	case storage.VerdictEntryChanged:
+		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_ENTRY_CHANGED, "the dead letter's state, or its claim, does not allow this; look again"}
+	case storage.VerdictClaimInvalid:
+		return row{codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID, "the replay's claim is not live, or is of another record; claim the dead letter anew"}
+	case storage.VerdictFull:
+		return row{codes.ResourceExhausted, dedupv1.Reason_REASON_QUOTA_EXCEEDED, "the namespace is at its cap of open dead letters; settle some, and keep this one until then"}
 	case storage.VerdictOK, storage.VerdictGranted, storage.VerdictCompleted: // no refusals
 	}
 	return unavailable("the store gave no answer that fits the call; try again")
@@ -113,6 +124,9 @@ func (s *statuses) unary(ctx context.Context, req any, info *grpc.UnaryServerInf
 
 func (s *statuses) wire(ctx context.Context, req any, method string, err error) error {
 	meta := map[string]string{}
+	if by, ok := req.(interface{ GetEntryId() []byte }); ok && len(by.GetEntryId()) == len(storage.EntryID{}) {
+		meta["entry"] = hex.EncodeToString(by.GetEntryId())
+	}
 	if id, operation, ok := namedBy(req); ok {
 		meta["record"] = id.Short()
 		if operation != "" {
@@ -125,14 +139,8 @@ func (s *statuses) wire(ctx context.Context, req any, method string, err error) 
 	)
 	switch {
 	case errors.As(err, &denied):
-		ans := denied.ans
-		if rec := ans.Record; rec != nil {
-			meta["operation"] = rec.Identity.Operation
-		}
-		if ans.Verdict == storage.VerdictRecordChanged {
-			meta["state"] = ans.State.String()
-		}
-		return refuse(refused(ans.Verdict), meta, ans.RetryAfter)
+		describe(meta, denied.ans)
+		return refuseAnswer(denied.ans, meta)
 	case errors.As(err, &invalid):
 		return malformed(invalid, meta)
 	case errors.Is(err, errDraining), errors.Is(err, errStopped):
@@ -145,6 +153,38 @@ func (s *statuses) wire(ctx context.Context, req any, method string, err error) 
 	}
 	s.storeFault(ctx, method, meta, err)
 	return refuse(unavailable("the store cannot be reached; try again"), meta, storeRetryAfter)
+}
+
+// describe adds what an answer tells of its record and its dead letter.
+func describe(meta map[string]string, ans storage.Answer) {
+	if e := ans.Entry; e != nil {
+		meta["entry"] = hex.EncodeToString(e.ID[:])
+		meta["record"], meta["operation"] = e.Record.Short(), e.Identity.Operation
+	}
+	if rec := ans.Record; rec != nil {
+		meta["operation"] = rec.Identity.Operation
+	}
+	if ans.Verdict == storage.VerdictRecordChanged {
+		meta["state"] = ans.State.String()
+	}
+	if ans.Verdict == storage.VerdictEntryChanged && ans.Entry != nil {
+		meta["state"] = ans.Entry.StateAt(ans.Now).String()
+	}
+	if tp := traceparentOf(ans.Record); tp != "" && ans.Verdict == storage.VerdictOutcomeUnknown {
+		meta[traceparentHeader] = tp
+	}
+}
+
+// refuseAnswer makes the status of what the rules refused.
+func refuseAnswer(ans storage.Answer, meta map[string]string) error {
+	r, wait := refused(ans.Verdict), ans.RetryAfter
+	if ans.Verdict == storage.VerdictClaimInvalid {
+		return refuse(r, meta, 0, violation("replay", r.message))
+	}
+	if ans.Verdict == storage.VerdictFull {
+		wait = cmp.Or(wait, quotaRetryAfter)
+	}
+	return refuse(r, meta, wait)
 }
 
 // storeFault tells the operator why, once a second at most: an outage fails
@@ -187,9 +227,13 @@ func malformed(e *storage.InvalidError, meta map[string]string) error {
 	if e.Key {
 		r.reason = dedupv1.Reason_REASON_KEY_INVALID
 	}
-	return refuse(r, meta, 0, &errdetails.BadRequest{
-		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: e.Field, Description: e.Message}},
-	})
+	return refuse(r, meta, 0, violation(e.Field, e.Message))
+}
+
+func violation(field, message string) protoadapt.MessageV1 {
+	return &errdetails.BadRequest{
+		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: message}},
+	}
 }
 
 // violationOf reads the first of the proto's rules that was broken.

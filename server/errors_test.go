@@ -180,7 +180,7 @@ func (b *bundle) look(t *testing.T) *dedupv1.RecordInfo {
 func TestEveryVerdictHasARow(t *testing.T) {
 	t.Parallel()
 	seen := map[dedupv1.Reason]bool{}
-	for v := storage.VerdictInProgress; v <= storage.VerdictRecordChanged; v++ {
+	for v := storage.VerdictInProgress; v <= storage.VerdictFull; v++ {
 		r := refused(v)
 		require.NotEqual(t, dedupv1.Reason_REASON_STORE_UNAVAILABLE, r.reason, "%s", v)
 		require.False(t, seen[r.reason], "%s", v)

@@ -11,23 +11,28 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// fakeStore is a store in memory over storage.Apply, whose clock a test can move
-// and whose faults it chooses.
+// fakeStore is a store in memory over storage.ApplyCase, whose clock a test can
+// move and whose faults it chooses.
 type fakeStore struct {
-	mu     sync.Mutex
-	rows   map[storage.RecordID]*storage.Record
-	ahead  time.Duration // of the clock
-	skew   time.Duration
-	before func(ctx context.Context, call string) error // fails a call unwritten
-	after  func(call string) error                      // fails a call that was written
-	asked  map[string]int
-	closed bool
+	mu      sync.Mutex
+	rows    map[storage.RecordID]*storage.Record
+	entries map[storage.EntryID]*storage.DeadLetter
+	ahead   time.Duration // of the clock
+	skew    time.Duration
+	before  func(ctx context.Context, call string) error // fails a call unwritten
+	after   func(call string) error                      // fails a call that was written
+	asked   map[string]int
+	closed  bool
 }
 
 var _ storage.Store = (*fakeStore)(nil)
 
 func newFakeStore() *fakeStore {
-	return &fakeStore{rows: map[storage.RecordID]*storage.Record{}, asked: map[string]int{}}
+	return &fakeStore{
+		rows:    map[storage.RecordID]*storage.Record{},
+		entries: map[storage.EntryID]*storage.DeadLetter{},
+		asked:   map[string]int{},
+	}
 }
 
 // advance moves the store's clock.
@@ -95,20 +100,13 @@ func (f *fakeStore) apply(ctx context.Context, call string, id storage.RecordID,
 	if err := ctx.Err(); err != nil {
 		return storage.Answer{}, err // right before the write
 	}
-	next, ans := storage.Apply(f.rows[id], q, f.nowLocked(), f.skew)
-	if next != nil {
-		f.rows[id] = next
-	}
+	ans := f.stepLocked(id, nil, q)
 	if f.after != nil {
 		if err := f.after(call); err != nil {
 			return storage.Answer{}, err
 		}
 	}
 	return ans, nil
-}
-
-func (f *fakeStore) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
-	return f.apply(ctx, "Reserve", q.Identity.RecordID(), q)
 }
 
 func (f *fakeStore) BeginRun(ctx context.Context, id storage.RecordID, q storage.BeginRun) (storage.Answer, error) {
@@ -154,9 +152,11 @@ func (f *fakeStore) List(ctx context.Context, q storage.List) (storage.Page, err
 		case bytes.Compare(id[:], q.After[:]) <= 0, len(q.States) == 0 && state == storage.StateAbsent:
 		case q.Namespace != "" && q.Namespace != rec.Identity.Namespace:
 		case q.Operation != "" && q.Operation != rec.Identity.Operation:
+		case len(q.Caller) > 0 && string(q.Caller) != rec.Identity.Caller, len(q.Key) > 0 && string(q.Key) != rec.Identity.Key:
+		case q.OlderThan > 0 && page.Now.Sub(rec.GrantedAt) < q.OlderThan:
 		case len(q.States) > 0 && !slices.Contains(q.States, state):
 		case len(page.Records) == q.Limit:
-			page.Next = page.Records[q.Limit-1].Identity.RecordID()
+			page.Next = page.Records[q.Limit-1].ID()
 			return page, nil
 		default:
 			page.Records = append(page.Records, rec)

@@ -1,6 +1,27 @@
 package server
 
-import "sync"
+import (
+	"sync"
+
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+)
+
+// isNewWork tells what is turned away first. What ends old work is none, be it a
+// holder's Complete or a replayer's Settle, nor is what a person decides.
+func isNewWork(method string) bool {
+	switch method {
+	case dedupv1.DedupService_Reserve_FullMethodName,
+		dedupv1.AdminService_ListRecords_FullMethodName,
+		dedupv1.AdminService_Redact_FullMethodName,
+		dedupv1.AdminService_Forget_FullMethodName,
+		dedupv1.DeadLetterService_Park_FullMethodName,
+		dedupv1.DeadLetterService_List_FullMethodName,
+		dedupv1.DeadLetterService_Groups_FullMethodName,
+		dedupv1.DeadLetterService_Claim_FullMethodName:
+		return true
+	}
+	return false
+}
 
 // gate knows the calls in progress and in which phase the server is. The
 // zero phase is open; drain and stop only ever move it on.

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/storage"
 )
 
@@ -128,7 +127,8 @@ func (h *healthLoop) notReady() string {
 }
 
 func (h *healthLoop) tell(s grpc_health_v1.HealthCheckResponse_ServingStatus) {
-	for _, service := range []string{"", dedupv1.DedupService_ServiceDesc.ServiceName, dedupv1.AdminService_ServiceDesc.ServiceName} {
-		h.grpc.SetServingStatus(service, s)
+	h.grpc.SetServingStatus("", s)
+	for _, service := range ownServices() {
+		h.grpc.SetServingStatus(service.ServiceName, s)
 	}
 }

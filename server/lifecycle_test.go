@@ -118,7 +118,7 @@ func TestHealthFollowsTheStore(t *testing.T) {
 		inProcess := grpc_health_v1.NewHealthClient(b.Conn())
 		requireHealth := func(c grpc_health_v1.HealthClient, want grpc_health_v1.HealthCheckResponse_ServingStatus) {
 			t.Helper()
-			for _, service := range []string{"", "dedup.v1.DedupService", "dedup.v1.AdminService"} {
+			for _, service := range []string{"", "dedup.v1.DedupService", "dedup.v1.DeadLetterService", "dedup.v1.AdminService"} {
 				res, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service})
 				require.NoError(t, err)
 				require.Equal(t, want, res.GetStatus(), service)
@@ -202,7 +202,7 @@ func TestLabelsThatCallersChooseAreBounded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for n := range maxOperations + 50 {
-		b.metrics.operation(storage.Identity{Namespace: "n", Operation: string(rune('a' + n))}).reserved(storage.VerdictGranted)
+		b.metrics.operation(storage.Identity{Namespace: "n", Operation: string(rune('a' + n))}).reserved(storage.Answer{Verdict: storage.VerdictGranted, Record: &storage.Record{Grants: 1}})
 	}
 	require.Len(t, b.metrics.operations, maxOperations+1)
 	require.InDelta(t, 50, b.metric(t, "dedupd_reserves_total", "operation", otherLabel), 0)
@@ -240,7 +240,7 @@ func TestReflectionListsTheServices(t *testing.T) {
 	for _, s := range res.GetListServicesResponse().GetService() {
 		names = append(names, s.GetName())
 	}
-	require.Subset(t, names, []string{"dedup.v1.DedupService", "dedup.v1.AdminService", "grpc.health.v1.Health"})
+	require.Subset(t, names, []string{"dedup.v1.DedupService", "dedup.v1.DeadLetterService", "dedup.v1.AdminService", "grpc.health.v1.Health"})
 	require.NoError(t, v1.CloseSend())
 
 	alpha, err := reflectionv1alpha.NewServerReflectionClient(r.cc).ServerReflectionInfo(t.Context())

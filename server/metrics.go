@@ -12,31 +12,34 @@ import (
 	"google.golang.org/grpc/status"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/storage"
 )
 
-// maxOperations bounds the labels that callers choose: that many pairs of
-// namespace and operation are told apart, all later ones share "other".
+// Bounds of the labels that callers choose: that many pairs of namespace and
+// operation, and that many namespaces where they stand alone, are told apart; all
+// later ones share "other".
 const (
 	maxOperations = 1000
+	maxNamespaces = 200
 	otherLabel    = "other"
 )
 
-// metrics is what the server counts.
+// metrics is what the server counts. README.md tells every name.
 type metrics struct {
-	calls        *prometheus.CounterVec
-	methods      map[string]methodMetrics // by full method, of the known ones
-	other        methodMetrics
-	reserves     *prometheus.CounterVec
-	conflicts    *prometheus.CounterVec
-	late         *prometheus.CounterVec
-	panics       prometheus.Counter
-	storeRetries prometheus.Counter
-	storeErrors  prometheus.Counter
-	swept        prometheus.Counter
+	calls         *prometheus.CounterVec
+	methods       map[string]methodMetrics // by full method, of the known ones
+	other         methodMetrics
+	panics        prometheus.Counter
+	storeRetries  prometheus.Counter
+	storeErrors   prometheus.Counter
+	storeTook     *prometheus.HistogramVec
+	swept         prometheus.Counter
+	alertMessages *prometheus.CounterVec
+	operationVecs
+	entryVecs
 
 	mu         sync.RWMutex
 	operations map[operationKey]*operationMetrics
+	namespaces map[string]bool // those with a label of their own
 }
 
 // methodMetrics is resolved once, so that a good call looks up no label.
@@ -46,32 +49,31 @@ type methodMetrics struct {
 	duration prometheus.Observer
 }
 
-type operationKey struct{ namespace, operation string }
-
-// operationMetrics is what is counted of one operation.
-type operationMetrics struct {
-	verdicts        [storage.VerdictRecordChanged + 1]prometheus.Counter
-	conflicts, late prometheus.Counter
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 }
 
-func newMetrics(reg prometheus.Registerer, version string, w *waiters) (*metrics, error) {
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func newMetrics(reg prometheus.Registerer, version string, more ...prometheus.Collector) (*metrics, error) {
 	m := &metrics{
-		calls:        vec("dedupd_calls_total", "Calls by method, gRPC code and reason of the refusal.", "method", "code", "reason"),
-		reserves:     vec("dedupd_reserves_total", "Answers to Reserve.", "namespace", "operation", "verdict"),
-		conflicts:    vec("dedupd_conflicts_total", "Refused completions that may be the trace of a double effect.", "namespace", "operation"),
-		late:         vec("dedupd_late_completions_total", "Completions of records that had been released meanwhile.", "namespace", "operation"),
-		panics:       counter("dedupd_panics_total", "Calls that failed by a fault of dedupd itself."),
-		storeRetries: counter("dedupd_store_retries_total", "Tries after the first of a store that was out of reach."),
-		storeErrors:  counter("dedupd_store_errors_total", "Calls that failed because the store was out of reach."),
-		swept:        counter("dedupd_swept_records_total", "Records deleted because their time was over."),
-		operations:   map[operationKey]*operationMetrics{},
-		methods:      map[string]methodMetrics{},
+		calls:         counters("dedupd_calls_total", "Calls by method, gRPC code and reason of the refusal.", "method", "code", "reason"),
+		panics:        counter("dedupd_panics_total", "Calls that failed by a fault of dedupd itself."),
+		storeRetries:  counter("dedupd_store_retries_total", "Tries after the first of a store that was out of reach."),
+		storeErrors:   counter("dedupd_store_errors_total", "Calls that failed because the store was out of reach."),
+		swept:         counter("dedupd_swept_records_total", "Records and closed dead letters deleted because their time was over."),
+		alertMessages: counters("dedupd_alert_messages_total", "Messages to the alert webhook, sent and failed.", "result"),
+		storeTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "dedupd_store_duration_seconds", Help: "Time of one try of a call to the store.",
+			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10},
+		}, []string{"call"}),
+		operationVecs: newOperationVecs(),
+		entryVecs:     newEntryVecs(),
+		operations:    map[operationKey]*operationMetrics{},
+		namespaces:    map[string]bool{},
+		methods:       map[string]methodMetrics{},
 	}
 	duration := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "dedupd_call_duration_seconds", Help: "Time to answer a call, waiting for another holder included.",
@@ -80,7 +82,7 @@ func newMetrics(reg prometheus.Registerer, version string, w *waiters) (*metrics
 	method := func(name string) methodMetrics {
 		return methodMetrics{name: name, ok: m.calls.WithLabelValues(name, "OK", ""), duration: duration.WithLabelValues(name)}
 	}
-	for _, d := range []grpc.ServiceDesc{dedupv1.DedupService_ServiceDesc, dedupv1.AdminService_ServiceDesc} {
+	for _, d := range ownServices() {
 		for _, md := range d.Methods {
 			m.methods["/"+d.ServiceName+"/"+md.MethodName] = method(md.MethodName)
 		}
@@ -91,18 +93,26 @@ func newMetrics(reg prometheus.Registerer, version string, w *waiters) (*metrics
 		ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "dedupd_waiters", Help: "Callers held until another holder is done.",
-	}, func() float64 { return float64(w.held()) })
-	for _, c := range []prometheus.Collector{
-		m.calls, duration, m.reserves, m.conflicts, m.late, m.panics,
-		m.storeRetries, m.storeErrors, m.swept, info, waiting,
-	} {
+	all := []prometheus.Collector{m.calls, duration, m.panics, m.storeRetries, m.storeErrors, m.storeTook, m.swept, m.alertMessages, info}
+	all = append(append(append(all, m.operationVecs.all()...), m.entryVecs.all()...), more...)
+	for _, c := range all {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("server: register metrics, give each server a registry of its own: %w", err)
 		}
 	}
 	return m, nil
+}
+
+// ownServices are the services of dedupd's own protocol.
+func ownServices() []grpc.ServiceDesc {
+	return []grpc.ServiceDesc{
+		dedupv1.DedupService_ServiceDesc, dedupv1.DeadLetterService_ServiceDesc, dedupv1.AdminService_ServiceDesc,
+	}
+}
+
+// gauge is a number that is asked for when it is scraped.
+func gauge(name, help string, read func() float64) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read)
 }
 
 // unary counts and times a call.
@@ -127,39 +137,22 @@ func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return res, err
 }
 
-// operation is what is counted of one operation, under its own labels or the
-// shared ones.
-func (m *metrics) operation(id storage.Identity) *operationMetrics {
-	k := operationKey{id.Namespace, id.Operation}
+// namespace is the label of a namespace that stands alone.
+func (m *metrics) namespace(name string) string {
 	m.mu.RLock()
-	o := m.operations[k]
-	full := len(m.operations) >= maxOperations
+	known, full := m.namespaces[name], len(m.namespaces) >= maxNamespaces
 	m.mu.RUnlock()
-	if o != nil {
-		return o
-	}
-	if full {
-		k = operationKey{otherLabel, otherLabel}
+	switch {
+	case known:
+		return name
+	case full:
+		return otherLabel
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if o = m.operations[k]; o != nil {
-		return o
+	if len(m.namespaces) >= maxNamespaces {
+		return otherLabel
 	}
-	o = &operationMetrics{
-		conflicts: m.conflicts.WithLabelValues(k.namespace, k.operation),
-		late:      m.late.WithLabelValues(k.namespace, k.operation),
-	}
-	for v := storage.VerdictGranted; v < storage.VerdictNotReconciled; v++ {
-		o.verdicts[v] = m.reserves.WithLabelValues(k.namespace, k.operation, v.String())
-	}
-	m.operations[k] = o
-	return o
-}
-
-// reserved counts an answer to Reserve.
-func (o *operationMetrics) reserved(v storage.Verdict) {
-	if c := o.verdicts[v]; c != nil {
-		c.Inc()
-	}
+	m.namespaces[name] = true
+	return name
 }

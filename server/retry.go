@@ -20,22 +20,43 @@ const (
 	storeTriesTime = 2 * time.Second
 )
 
-// retrying asks a store again while it is unavailable. Every call is safe to
-// repeat: the attempt id, or a record's version, makes a second write of the
-// same request a repeat.
-type retrying struct {
-	store   storage.Records
-	retries prometheus.Counter
+// stored is what the services ask a store for.
+type stored interface {
+	storage.Records
+	storage.DeadLetters
 }
 
-var _ storage.Records = (*retrying)(nil)
+// retrying asks a store again while it is unavailable, and times every try.
+// Every call is safe to repeat: the attempt id, a record's version, a park id or
+// a claim's token makes a second write of the same request a repeat, and what is
+// erased or closed stays so.
+type retrying struct {
+	store   stored
+	retries prometheus.Counter
+	took    map[string]prometheus.Observer // by call; all of them
+}
 
-func try[T any](ctx context.Context, r *retrying, ask func() (T, error)) (T, error) {
+var _ stored = (*retrying)(nil)
+
+func newRetrying(store stored, m *metrics) *retrying {
+	r := &retrying{store: store, retries: m.storeRetries, took: map[string]prometheus.Observer{}}
+	for _, call := range []string{
+		"Reserve", "BeginRun", "Complete", "Extend", "Release", "Lookup", "Resolve", "List", "Redact", "Forget",
+		"Park", "Entry", "Entries", "Groups", "Claim", "Settle", "Requeue", "Discard", "Census",
+	} {
+		r.took[call] = m.storeTook.WithLabelValues(call)
+	}
+	return r
+}
+
+func try[T any](ctx context.Context, r *retrying, call string, ask func() (T, error)) (T, error) {
+	began := time.Now()
 	ans, err := ask()
+	r.took[call].Observe(time.Since(began).Seconds())
 	if err == nil {
 		return ans, nil
 	}
-	began := time.Now()
+	began = time.Now()
 	for n := range storeTries - 1 {
 		if !errors.Is(err, storage.ErrUnavailable) || ctx.Err() != nil {
 			return ans, err
@@ -52,7 +73,10 @@ func try[T any](ctx context.Context, r *retrying, ask func() (T, error)) (T, err
 			return ans, ctx.Err()
 		}
 		r.retries.Inc()
-		if ans, err = ask(); err == nil {
+		again := time.Now()
+		ans, err = ask()
+		r.took[call].Observe(time.Since(again).Seconds())
+		if err == nil {
 			return ans, nil
 		}
 	}
@@ -60,33 +84,77 @@ func try[T any](ctx context.Context, r *retrying, ask func() (T, error)) (T, err
 }
 
 func (r *retrying) Reserve(ctx context.Context, q storage.Reserve) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Reserve(ctx, q) })
+	return try(ctx, r, "Reserve", func() (storage.Answer, error) { return r.store.Reserve(ctx, q) })
 }
 
 func (r *retrying) BeginRun(ctx context.Context, id storage.RecordID, q storage.BeginRun) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.BeginRun(ctx, id, q) })
+	return try(ctx, r, "BeginRun", func() (storage.Answer, error) { return r.store.BeginRun(ctx, id, q) })
 }
 
 func (r *retrying) Complete(ctx context.Context, id storage.RecordID, q storage.Complete) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Complete(ctx, id, q) })
+	return try(ctx, r, "Complete", func() (storage.Answer, error) { return r.store.Complete(ctx, id, q) })
 }
 
 func (r *retrying) Extend(ctx context.Context, id storage.RecordID, q storage.Extend) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Extend(ctx, id, q) })
+	return try(ctx, r, "Extend", func() (storage.Answer, error) { return r.store.Extend(ctx, id, q) })
 }
 
 func (r *retrying) Release(ctx context.Context, q storage.Release) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Release(ctx, q) })
+	return try(ctx, r, "Release", func() (storage.Answer, error) { return r.store.Release(ctx, q) })
 }
 
 func (r *retrying) Lookup(ctx context.Context, id storage.RecordID, q storage.Lookup) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Lookup(ctx, id, q) })
+	return try(ctx, r, "Lookup", func() (storage.Answer, error) { return r.store.Lookup(ctx, id, q) })
 }
 
 func (r *retrying) Resolve(ctx context.Context, id storage.RecordID, q storage.Resolve) (storage.Answer, error) {
-	return try(ctx, r, func() (storage.Answer, error) { return r.store.Resolve(ctx, id, q) })
+	return try(ctx, r, "Resolve", func() (storage.Answer, error) { return r.store.Resolve(ctx, id, q) })
+}
+
+func (r *retrying) Redact(ctx context.Context, id storage.RecordID, q storage.Redact) (storage.Answer, error) {
+	return try(ctx, r, "Redact", func() (storage.Answer, error) { return r.store.Redact(ctx, id, q) })
+}
+
+func (r *retrying) Forget(ctx context.Context, id storage.RecordID, q storage.Forget) (storage.Answer, error) {
+	return try(ctx, r, "Forget", func() (storage.Answer, error) { return r.store.Forget(ctx, id, q) })
 }
 
 func (r *retrying) List(ctx context.Context, q storage.List) (storage.Page, error) {
-	return try(ctx, r, func() (storage.Page, error) { return r.store.List(ctx, q) })
+	return try(ctx, r, "List", func() (storage.Page, error) { return r.store.List(ctx, q) })
+}
+
+func (r *retrying) Park(ctx context.Context, q storage.Park) (storage.Answer, error) {
+	return try(ctx, r, "Park", func() (storage.Answer, error) { return r.store.Park(ctx, q) })
+}
+
+func (r *retrying) Entry(ctx context.Context, id storage.EntryID) (storage.Answer, error) {
+	return try(ctx, r, "Entry", func() (storage.Answer, error) { return r.store.Entry(ctx, id) })
+}
+
+func (r *retrying) Entries(ctx context.Context, q storage.ListEntries) (storage.EntryPage, error) {
+	return try(ctx, r, "Entries", func() (storage.EntryPage, error) { return r.store.Entries(ctx, q) })
+}
+
+func (r *retrying) Groups(ctx context.Context, q storage.ListEntries) ([]storage.EntryGroup, error) {
+	return try(ctx, r, "Groups", func() ([]storage.EntryGroup, error) { return r.store.Groups(ctx, q) })
+}
+
+func (r *retrying) Claim(ctx context.Context, q storage.Claim) (storage.Answer, error) {
+	return try(ctx, r, "Claim", func() (storage.Answer, error) { return r.store.Claim(ctx, q) })
+}
+
+func (r *retrying) Settle(ctx context.Context, q storage.Settle) (storage.Answer, error) {
+	return try(ctx, r, "Settle", func() (storage.Answer, error) { return r.store.Settle(ctx, q) })
+}
+
+func (r *retrying) Requeue(ctx context.Context, q storage.Requeue) (storage.Answer, error) {
+	return try(ctx, r, "Requeue", func() (storage.Answer, error) { return r.store.Requeue(ctx, q) })
+}
+
+func (r *retrying) Discard(ctx context.Context, q storage.Discard) (storage.Answer, error) {
+	return try(ctx, r, "Discard", func() (storage.Answer, error) { return r.store.Discard(ctx, q) })
+}
+
+func (r *retrying) Census(ctx context.Context) (storage.Census, error) {
+	return try(ctx, r, "Census", func() (storage.Census, error) { return r.store.Census(ctx) })
 }

@@ -40,6 +40,8 @@ const (
 	// with a worker for each call of a usual load, a sixth of the processor's
 	// time does not go into growing stacks.
 	StreamWorkers = 128
+	// MaxEntryCap is the highest Config.EntryCap.
+	MaxEntryCap = 10_000_000
 	// MaxMessage is the largest gRPC message either way, in bytes.
 	MaxMessage = 8 << 20
 )
@@ -49,9 +51,8 @@ type Config struct {
 	// Store keeps the records; required. The server does not close it.
 	Store storage.Store
 	// Logger gets everything that is logged; nil discards. Calls are logged at
-	// debug level, faults and conflicts at error level, an operator's verdicts at
-	// info level under the group "audit". No line holds a key, a request or a
-	// response.
+	// debug level, faults and conflicts at error level, what operators do at info
+	// level under the group "audit". No line holds a key, a request or a response.
 	Logger *slog.Logger
 	// Registry gets the metrics and is served on /metrics. nil means a fresh one
 	// with the Go runtime's and the process's own metrics. Two servers cannot
@@ -75,6 +76,15 @@ type Config struct {
 	// SweepEvery is the pause between two rounds of deleting records whose time
 	// is over; zero means DefaultSweepEvery.
 	SweepEvery time.Duration
+	// EntryCap is how many open dead letters a namespace may have, up to
+	// MaxEntryCap; zero means storage.DefaultEntryCap. At the cap Park is refused;
+	// nothing that is kept is dropped.
+	EntryCap int
+	// EntryHold is how long a closed dead letter is kept: 1 min to 400 d; zero means
+	// storage.DefaultEntryHold.
+	EntryHold time.Duration
+	// Alerts are sent to a webhook; without a URL there are none.
+	Alerts AlertConfig
 	// Version is told as the metric dedupd_build_info.
 	Version string
 
@@ -97,6 +107,9 @@ func (c Config) withDefaults() Config {
 	c.MaxOutcome = cmp.Or(c.MaxOutcome, storage.DefaultMaxOutcome)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
 	c.SweepEvery = cmp.Or(c.SweepEvery, DefaultSweepEvery)
+	c.EntryCap = cmp.Or(c.EntryCap, storage.DefaultEntryCap)
+	c.EntryHold = cmp.Or(c.EntryHold, storage.DefaultEntryHold)
+	c.Alerts = c.Alerts.withDefaults()
 	return c
 }
 
@@ -114,8 +127,12 @@ func (c Config) validate() error {
 		return fmt.Errorf("server: drain timeout is %s, set a positive one", c.DrainTimeout)
 	case c.SweepEvery < 0:
 		return fmt.Errorf("server: sweep interval is %s, set a positive one", c.SweepEvery)
+	case c.EntryCap < 1 || c.EntryCap > MaxEntryCap:
+		return fmt.Errorf("server: cap of dead letters is %d, set 1 to %d", c.EntryCap, MaxEntryCap)
+	case c.EntryHold < storage.MinRetention || c.EntryHold > storage.MaxRetention:
+		return fmt.Errorf("server: closed dead letters are kept for %s, set %s to %s", c.EntryHold, storage.MinRetention, storage.MaxRetention)
 	}
-	return nil
+	return c.Alerts.validate()
 }
 
 // Server is one dedupd. It is safe for concurrent use.
@@ -127,6 +144,8 @@ type Server struct {
 	waiters *waiters
 	health  *healthLoop
 	sweeper *sweeper
+	overdue *overdue
+	alerter *alerter
 	core    *core
 	unary   grpc.UnaryServerInterceptor
 	conn    *conn
@@ -147,8 +166,17 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger, gate: newGate(), waiters: newWaiters(cfg.Store)}
 	s.streams, s.cut = context.WithCancel(context.Background())
+	hot := newHotKeys()
+	counted := &census{
+		store: cfg.Store, log: s.log,
+		label: func(name string) string { return s.metrics.namespace(name) },
+		made:  func() map[seriesKey]int64 { _, created, _ := s.metrics.ledger.sums(); return created },
+	}
 	var err error
-	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, s.waiters)
+	s.metrics, err = newMetrics(cfg.Registry, cfg.Version, newCensusMetrics(counted),
+		gauge("dedupd_waiters", "Callers held until another holder is done.", func() float64 { return float64(s.waiters.held()) }),
+		gauge("dedupd_hottest_key_repeats", "About how often the key that comes back most often was asked for again of late.", hot.most),
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -156,14 +184,24 @@ func New(cfg Config) (*Server, error) {
 	s.health = newHealthLoop(cfg.Store, s.healthServer, s.log)
 	s.sweeper = &sweeper{store: cfg.Store, every: cfg.SweepEvery, log: s.log, swept: s.metrics.swept}
 	s.core = &core{
-		store:      &retrying{store: cfg.Store, retries: s.metrics.storeRetries},
-		terms:      storage.Terms{Retention: cfg.Retention, Tombstone: *cfg.Tombstone},
+		store: newRetrying(cfg.Store, s.metrics),
+		terms: storage.Terms{
+			Retention: cfg.Retention, Tombstone: *cfg.Tombstone, EntryCap: cfg.EntryCap, EntryHold: cfg.EntryHold,
+		},
 		maxOutcome: cfg.MaxOutcome,
 		skew:       cfg.Store.Skew(),
 		waiters:    s.waiters,
 		metrics:    s.metrics,
+		hot:        hot,
+		census:     counted,
+		began:      time.Now(),
+		version:    cfg.Version,
 		log:        s.log,
 	}
+	s.overdue = &overdue{
+		store: s.core.store, every: overdueEvery, terms: s.core.terms, census: counted, metrics: s.metrics, log: s.log,
+	}
+	s.alerter = newAlerter(cfg.Alerts, s.core, s.health.notReady)
 	s.unary, err = s.unaryChain()
 	if err != nil {
 		return nil, err
@@ -175,6 +213,7 @@ func New(cfg Config) (*Server, error) {
 
 func (s *Server) register(to grpc.ServiceRegistrar) {
 	dedupv1.RegisterDedupServiceServer(to, &dedupService{core: s.core})
+	dedupv1.RegisterDeadLetterServiceServer(to, &deadLetterService{core: s.core, signer: newSigner()})
 	dedupv1.RegisterAdminServiceServer(to, &adminService{core: s.core})
 	grpc_health_v1.RegisterHealthServer(to, s.healthServer)
 }
@@ -231,8 +270,14 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	group, work := errgroup.WithContext(work)
-	group.Go(func() error { s.health.run(work); return nil })
-	group.Go(func() error { s.sweeper.run(work); return nil })
+	if httpLis != nil {
+		s.alerter.external = "http://" + httpLis.Addr().String()
+	}
+	for _, run := range []func(context.Context){
+		s.health.run, s.sweeper.run, s.overdue.run, s.core.census.run, s.core.hot.run, s.alerter.run,
+	} {
+		group.Go(func() error { run(work); return nil })
+	}
 	server, web := s.grpcServer(), s.httpServer()
 	group.Go(func() error {
 		if err := server.Serve(grpcLis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

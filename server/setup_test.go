@@ -36,6 +36,7 @@ type bundle struct {
 	logs  *logBuffer
 	reg   *prometheus.Registry
 	dedup dedupv1.DedupServiceClient
+	dead  dedupv1.DeadLetterServiceClient
 	admin dedupv1.AdminServiceClient
 }
 
@@ -63,6 +64,7 @@ func setup(t *testing.T, change ...func(*Config)) *bundle {
 
 func (b *bundle) use(cc grpc.ClientConnInterface) {
 	b.dedup, b.admin = dedupv1.NewDedupServiceClient(cc), dedupv1.NewAdminServiceClient(cc)
+	b.dead = dedupv1.NewDeadLetterServiceClient(cc)
 }
 
 // running is a server on listeners of its own.
@@ -231,6 +233,10 @@ func TestMetricNamesFollowTheRules(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.grant(t, 1)
+	b.park(t, "a")
+	b.core.census.setOverdue(map[string]int64{testNamespace: 1})
+	b.core.census.count(t.Context())
+	require.InDelta(t, 1, b.metric(t, "dedupd_overdue_records"), 0)
 	problems, err := testutil.GatherAndLint(b.reg)
 	require.NoError(t, err)
 	require.Empty(t, problems)

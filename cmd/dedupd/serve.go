@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -27,7 +28,13 @@ type serveCmd struct {
 	Retention  span     `default:"7d" help:"How long a completed record is kept: 1m to 400d."`
 	Tombstone  span     `default:"30d" help:"How long after that a repeat is refused instead of run: 0s to 400d."`
 	MaxOutcome byteSize `default:"1MiB" help:"Largest response that is stored: 1 byte to 4MiB. Larger ones are left out of their record."`
-	Drain      span     `default:"20s" help:"How long calls in progress may take to finish after SIGTERM or SIGINT; a second signal ends the process at once."`
+
+	DeadLetterCap  int64 `default:"100000" help:"Open dead letters that a namespace may have: 1 to 10000000. At the cap new ones are refused; nothing that is kept is dropped."`
+	DeadLetterHold span  `default:"30d" help:"How long a closed dead letter is kept: 1m to 400d."`
+
+	alertFlags `embed:"" prefix:"alert-"`
+
+	Drain span `default:"20s" help:"How long calls in progress may take to finish after SIGTERM or SIGINT; a second signal ends the process at once."`
 
 	LogLevel  slog.Level `default:"info" placeholder:"LEVEL" help:"Log this and above: debug, info, warn, error."`
 	LogFormat string     `enum:"auto,text,json" default:"auto" help:"How log lines look: text, json, or auto, which is text on a terminal and json elsewhere."`
@@ -56,6 +63,9 @@ func (c *serveCmd) Validate() error {
 		within("retention", c.Retention, span(storage.MinRetention), span(storage.MaxRetention), span.String),
 		within("tombstone", c.Tombstone, 0, span(storage.MaxTombstone), span.String),
 		within("max-outcome", c.MaxOutcome, 1, storage.CeilMaxOutcome, byteSize.String),
+		within("dead-letter-cap", c.DeadLetterCap, 1, server.MaxEntryCap, func(n int64) string { return strconv.FormatInt(n, 10) }),
+		within("dead-letter-hold", c.DeadLetterHold, span(storage.MinRetention), span(storage.MaxRetention), span.String),
+		c.alertFlags.check(),
 		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
 		c.collector.check(),
 	)
@@ -80,6 +90,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	srv, err := server.New(server.Config{
 		Store: store, Logger: log, Registry: registry, Version: build().Version,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
+		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.alertFlags.config(),
 		DrainTimeout: time.Duration(c.Drain),
 	})
 	if err != nil {

@@ -677,7 +677,8 @@ type ParkRequest struct {
 	Target string `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
 	// Full method name to invoke: 1-255 bytes.
 	Method string `protobuf:"bytes,6,opt,name=method,proto3" json:"method,omitempty"`
-	// The request, at most 4 MiB; absent: the entry cannot be replayed.
+	// The request, at most 4 MiB: a larger one is left out. Without one the entry
+	// cannot be replayed.
 	Request *Response `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
 	// Metadata to send again, by the client's allow-list, at most 64.
 	Metadata []*MetadataEntry `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty"`
@@ -1637,8 +1638,9 @@ type ClaimRefusal struct {
 	State DeadLetterState `protobuf:"varint,2,opt,name=state,proto3,enum=dedup.v1.DeadLetterState" json:"state,omitempty"`
 	// In words: what is in the way.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// A refusal's reason: ENTRY_NOT_FOUND, ENTRY_CHANGED, KEY_EXPIRED or
-	// IN_PROGRESS (a run of the key is going on).
+	// A refusal's reason: ENTRY_NOT_FOUND, ENTRY_CHANGED, KEY_EXPIRED, IN_PROGRESS (a
+	// run of the key is going on) or QUOTA_EXCEEDED (the answer is full; claim it in
+	// another call).
 	Reason        Reason `protobuf:"varint,4,opt,name=reason,proto3,enum=dedup.v1.Reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1937,7 +1939,8 @@ type EntryAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The entry's id, 16 bytes.
 	EntryId []byte `protobuf:"bytes,1,opt,name=entry_id,json=entryId,proto3" json:"entry_id,omitempty"`
-	// The entry as it is now, without its request; absent where there is none.
+	// The entry as it is now, without its request; absent where there is none, and
+	// where the answer is full.
 	Entry *DeadLetter `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
 	// Unspecified: done. Else why not: ENTRY_NOT_FOUND, ENTRY_CHANGED,
 	// STORE_UNAVAILABLE.
