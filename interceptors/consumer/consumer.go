@@ -35,7 +35,7 @@ type Config struct {
 	// Operation is what the messages are for, such as "consume orders.created":
 	// 1-255 printable bytes. Two queues that share it share their keys.
 	Operation string
-	// DeadLetters keeps what no delivery can settle.
+	// DeadLetters keeps what no delivery can settle: AtDedupd, or a place of your own.
 	DeadLetters DeadLetters
 
 	// Key makes a message's key of business facts (interceptors.Key), for
