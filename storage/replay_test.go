@@ -16,25 +16,41 @@ func TestWhatBecomesOfEntries(t *testing.T) {
 		act  func(o *office, fence Fence)
 		want [4]EntryResult
 	}{
-		"Complete with success": {func(o *office, f Fence) { o.want(VerdictOK, complete(1, f, success("x"))) },
-			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open}},
-		"a late one": {func(o *office, f Fence) { o.lapse(); o.want(VerdictOK, complete(1, f, success("x"))) },
-			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open}},
-		"Complete with an error": {func(o *office, f Fence) { o.want(VerdictOK, complete(1, f, failure("x"))) },
-			[4]EntryResult{open, open, ResultSuperseded, open}},
-		"Release(NONE)": {func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectNone)) },
-			[4]EntryResult{open, open, ResultSuperseded, open}},
-		"Release(REPEATABLE)": {func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectRepeatable)) },
-			[4]EntryResult{open, open, ResultSuperseded, open}},
-		"Release(UNKNOWN)": {func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectUnknown)) },
-			[4]EntryResult{}},
+		"Complete with success": {
+			func(o *office, f Fence) { o.want(VerdictOK, complete(1, f, success("x"))) },
+			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open},
+		},
+		"a late one": {
+			func(o *office, f Fence) { o.lapse(); o.want(VerdictOK, complete(1, f, success("x"))) },
+			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open},
+		},
+		"Complete with an error": {
+			func(o *office, f Fence) { o.want(VerdictOK, complete(1, f, failure("x"))) },
+			[4]EntryResult{open, open, ResultSuperseded, open},
+		},
+		"Release(NONE)": {
+			func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectNone)) },
+			[4]EntryResult{open, open, ResultSuperseded, open},
+		},
+		"Release(REPEATABLE)": {
+			func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectRepeatable)) },
+			[4]EntryResult{open, open, ResultSuperseded, open},
+		},
+		"Release(UNKNOWN)": {
+			func(o *office, f Fence) { o.want(VerdictOK, release(1, f, EffectUnknown)) },
+			[4]EntryResult{},
+		},
 		"a lapse":                    {func(o *office, _ Fence) { o.lapse() }, [4]EntryResult{}},
 		"Extend":                     {func(o *office, f Fence) { o.after(time.Second).want(VerdictOK, extend(1, f)) }, [4]EntryResult{}},
 		"a repeat of another's call": {func(o *office, _ Fence) { o.want(VerdictInProgress, reserve(2)) }, [4]EntryResult{}},
-		"Resolve(COMPLETED)": {func(o *office, _ Fence) { o.lapse(); o.want(VerdictOK, resolveCompleted(o.rec.Version, nil)) },
-			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open}},
-		"Resolve(RELEASED)": {func(o *office, _ Fence) { o.lapse(); o.want(VerdictOK, resolveReleased(o.rec.Version)) },
-			[4]EntryResult{open, ResultSuperseded, ResultSuperseded, open}},
+		"Resolve(COMPLETED)": {
+			func(o *office, _ Fence) { o.lapse(); o.want(VerdictOK, resolveCompleted(o.rec.Version, nil)) },
+			[4]EntryResult{ResultSuperseded, ResultSuperseded, ResultSuperseded, open},
+		},
+		"Resolve(RELEASED)": {
+			func(o *office, _ Fence) { o.lapse(); o.want(VerdictOK, resolveReleased(o.rec.Version)) },
+			[4]EntryResult{open, ResultSuperseded, ResultSuperseded, open},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,18 +133,17 @@ func TestReserveUnderAClaim(t *testing.T) {
 			if c.later == nil {
 				require.Equal(t, c.result, o.entry(id).Result)
 			}
-			switch c.want {
-			case VerdictGranted:
-				require.Equal(t, identity, ans.Record.Identity, "the record is the entry's")
-				require.Equal(t, ans.Record.Fence, o.entry(id).ClaimFence)
-				again := o.want(VerdictGranted, q)
-				require.Equal(t, ans.Record, again.Record)
-			case VerdictClaimInvalid:
+			if c.want == VerdictClaimInvalid {
 				require.Nil(t, ans.Record)
 				require.Nil(t, ans.Entry)
-			default:
-				require.Zero(t, o.entry(id).ClaimFence)
 			}
+			if c.want != VerdictGranted {
+				require.Zero(t, o.entry(id).ClaimFence)
+				return
+			}
+			require.Equal(t, identity, ans.Record.Identity, "the record is the entry's")
+			require.Equal(t, ans.Record.Fence, o.entry(id).ClaimFence)
+			require.Equal(t, ans.Record, o.want(VerdictGranted, q).Record)
 		})
 	}
 }

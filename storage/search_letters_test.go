@@ -127,20 +127,17 @@ func (s *stepper) replayerSteps(w *world, c, exhausted int) {
 			s.doing(w, who+" sends "+what, func(n *world) { n.replayers[c].sent |= m; n.replayers[c].pc = then })
 		}
 	}
-	switch r.pc {
-	case idle:
-		if exhausted >= 0 {
-			s.doing(w, who+" sends Claim", func(n *world) {
-				n.replayers[c] = replayer{pc: reserving, entry: int8(exhausted + 1), sent: sentClaim}
-			})
-		}
-	case running:
+	if r.pc == idle && exhausted >= 0 {
+		s.doing(w, who+" sends Claim", func(n *world) {
+			n.replayers[c] = replayer{pc: reserving, entry: int8(exhausted + 1), sent: sentClaim}
+		})
+	}
+	if r.pc == running {
 		send("Settle(FAILED)", sentFailed, done)
 		send("Settle(GIVEN_BACK)", sentGivenBack, done)
 		if r.succeeded {
 			send("Settle(REPLAYED)", sentReplayed, done)
 		}
-	default: // waits, or has done all
 	}
 	if r.entry == 0 {
 		return
@@ -207,6 +204,7 @@ func (e *encoder) letters() {
 // replays are the searches with replays, of n attempts at most.
 func replays(n int) []scenario {
 	operator := claimSpec{operator: true, lease: searchLease / 2}
+	person := claimSpec{operator: true, lease: searchRetention}
 	owner := claimSpec{lease: 2 * searchLease}
 	replaying := func(a attemptSpec, claim int) attemptSpec {
 		a.claim = claim
@@ -216,14 +214,16 @@ func replays(n int) []scenario {
 		{name: "a replay of a failed call", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{operator}, errors: true, discards: true},
 		{name: "an owner's replay of a failed call", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{owner}, errors: true},
 		{name: "a replay that reconciles", attempts: []attemptSpec{bounds, replaying(bounds, 1)}, claims: []claimSpec{operator}, bounded: true, errors: true},
-		{name: "a replay beside an operator's verdict", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{operator}, bounded: true, operator: true, errors: true},
-		{name: "two replays of a final error", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, operator}, prepare: finalError},
+		{name: "a replay beside an operator's verdict", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{operator}, bounded: true, operator: true, errors: true, prepare: finalError},
+		{name: "two replays of a final error", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{person, person}, prepare: finalError},
 		{name: "a replay beside the caller's own retry", attempts: []attemptSpec{refuses, replaying(refuses, 1), refuses}, claims: []claimSpec{operator}, errors: true, prepare: finalError},
 	}
 	if n < maxProcs {
 		return all
 	}
 	return append(all,
+		scenario{name: "a failed call, its replay and an operator's verdict", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{operator}, bounded: true, operator: true, errors: true},
+		scenario{name: "two replays of a final error, whose claims lapse", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, operator}, prepare: finalError},
 		scenario{name: "two replayers, an operator and an owner", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, owner}, errors: true, discards: true},
 		scenario{name: "two replays that reconcile a final error", attempts: []attemptSpec{bounds, replaying(bounds, 1), replaying(bounds, 2)}, claims: []claimSpec{operator, operator}, bounded: true, errors: true, prepare: finalError},
 	)

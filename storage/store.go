@@ -34,12 +34,15 @@ type Records interface {
 	// List pages through records in the order of their ids.
 	List(ctx context.Context, q List) (Page, error)
 	// Redact and Forget act on the record and all of its entries at once.
+	// VerdictNotFound says that there was neither a record nor an open entry;
+	// closed entries are erased all the same.
 	Redact(ctx context.Context, id RecordID, q Redact) (Answer, error)
 	Forget(ctx context.Context, id RecordID, q Forget) (Answer, error)
 }
 
 // DeadLetters are the calls on entries. Each is one atomic step on an entry and
-// its record, judged by ApplyCase.
+// its record, judged by ApplyCase. Requests may be large: only Entry, and a Claim
+// that was granted, tell them.
 type DeadLetters interface {
 	// Park finds the record by the entry's identity, or by its record id where
 	// the identity is empty and the record exists.

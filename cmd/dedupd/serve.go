@@ -90,7 +90,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	srv, err := server.New(server.Config{
 		Store: store, Logger: log, Registry: registry, Version: build().Version,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
-		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.alertFlags.config(),
+		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.config(),
 		DrainTimeout: time.Duration(c.Drain),
 	})
 	if err != nil {

@@ -25,11 +25,11 @@ const (
 // unused part is folded away when the statement is planned.
 const (
 	endOfListSQL = `/* dedupd list */ SELECT id FROM dedup_records
-WHERE id > $1 AND (NOT $2::BOOL OR state IN (2, 4)) ORDER BY id LIMIT 1 OFFSET $3`
+WHERE id > $1 AND (NOT $2::BOOL OR state % 2 = 0) ORDER BY id LIMIT 1 OFFSET $3`
 
 	// listSQL finds what a page may hold; the records themselves are read by readSQL.
 	listSQL = `/* dedupd list */ SELECT id, COALESCE(octet_length(outcome), 0) FROM dedup_records
-WHERE id > $1 AND (NOT $2::BOOL OR state IN (2, 4)) AND ($3::BYTEA = '' OR id <= $3)
+WHERE id > $1 AND (NOT $2::BOOL OR state % 2 = 0) AND ($3::BYTEA = '' OR id <= $3)
   AND ($4 = '' OR namespace = $4) AND ($5 = '' OR operation = $5) AND ($6::BYTEA = '' OR caller = $6) AND ($7::BYTEA = '' OR key = $7)
   AND ($8::TIMESTAMPTZ IS NULL OR granted_at <= $8)
 ORDER BY id LIMIT $9`

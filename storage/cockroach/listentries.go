@@ -175,7 +175,7 @@ func (s *Store) Groups(ctx context.Context, q storage.ListEntries) ([]storage.En
 const (
 	unfinishedSQL = `/* dedupd census */ SELECT namespace, operation,
   CASE WHEN state = 2 AND lease_end + $2::INTERVAL <= $1::TIMESTAMPTZ THEN 4 ELSE state END AS judged, count(*), min(granted_at)
-FROM dedup_records WHERE state IN (2, 4) GROUP BY namespace, operation, judged ORDER BY namespace, operation, judged`
+FROM dedup_records WHERE state % 2 = 0 GROUP BY namespace, operation, judged ORDER BY namespace, operation, judged`
 
 	openEntriesSQL = `/* dedupd census */ SELECT namespace, kind, count(*), min(parked_at)
 FROM dedup_dead_letters WHERE state <= 2 GROUP BY namespace, kind ORDER BY namespace, kind`

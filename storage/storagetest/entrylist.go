@@ -152,7 +152,7 @@ func entryFilters(f *fixture) {
 }
 
 func entriesWithoutRequests(f *fixture) {
-	want := f.entry(f.parked("k").ID)
+	want := *f.entry(f.parked("k").ID)
 	want.Request = nil
 	for _, q := range []storage.ListEntries{
 		{Namespace: f.namespace}, {Namespace: f.namespace, States: []storage.EntryState{storage.EntryParked}}, {Record: want.Record},
@@ -160,7 +160,7 @@ func entriesWithoutRequests(f *fixture) {
 		q.Limit = 10
 		got := f.entries(q)
 		require.Len(f, got, 1)
-		requireEqual(f, want, got[0])
+		requireEqual(f, &want, got[0])
 	}
 }
 

@@ -80,7 +80,18 @@ func useAfterClose(f *fixture) {
 		"Lookup":   answer(f.Store.Lookup(ctx, id, storage.Lookup{})),
 		"Resolve":  answer(f.Store.Resolve(ctx, id, storage.Resolve{})),
 		"Check":    f.Store.Check(ctx),
+		"Redact":   answer(f.Store.Redact(ctx, id, storage.Redact{})),
+		"Forget":   answer(f.Store.Forget(ctx, id, storage.Forget{})),
+		"Park":     answer(f.Store.Park(ctx, f.letter("k"))),
+		"Entry":    answer(f.Store.Entry(ctx, storage.EntryID{1})),
+		"Claim":    answer(f.Store.Claim(ctx, storage.Claim{})),
+		"Settle":   answer(f.Store.Settle(ctx, storage.Settle{})),
+		"Requeue":  answer(f.Store.Requeue(ctx, storage.Requeue{})),
+		"Discard":  answer(f.Store.Discard(ctx, storage.Discard{})),
 	}
+	_, refused["Entries"] = f.Store.Entries(ctx, storage.ListEntries{Limit: 1})
+	_, refused["Groups"] = f.Store.Groups(ctx, storage.ListEntries{Limit: 1})
+	_, refused["Census"] = f.Store.Census(ctx)
 	_, refused["List"] = f.Store.List(ctx, storage.List{Limit: 1})
 	_, refused["Sweep"] = f.Store.Sweep(ctx, 1)
 	for name, err := range refused {

@@ -27,6 +27,7 @@ func parkingCases() []testCase {
 		{name: "of 50 Parks of one key at once each is counted", run: parkRace},
 		{name: "A11 a refused Complete is parked as a conflict in the same step", run: conflictParked},
 		{name: "A11 a conflict on an absent record is parked too", run: conflictOnAbsent},
+		{name: "A11 conflicts on an expired record are one entry, and bring nothing back", clock: true, run: conflictOnExpired},
 		{name: "entries, pins and claims outlive a restart", reopen: true, run: lettersOutliveRestart},
 	}
 }
@@ -322,6 +323,23 @@ func conflictOnAbsent(f *fixture) {
 	requireVerdict(f, storage.VerdictOK, f.complete(q, fence, success("x")))
 	require.Len(f, f.ofKind(storage.EntryConflict), 2, "a completion closes no conflict")
 	f.requirePins(1, "k")
+}
+
+func conflictOnExpired(f *fixture) {
+	q, fence := f.grant("k")
+	requireVerdict(f, storage.VerdictOK, f.complete(q, fence, success("x")))
+	f.Advance(terms().Retention + margin)
+	first := f.complete(q, fence, success("y"))
+	require.True(f, first.Parked)
+	require.False(f, first.Entry.Pinned)
+	again := f.complete(q, fence, success("y"))
+	requireVerdict(f, storage.VerdictStaleHolder, again)
+	require.False(f, again.Parked)
+	third := f.complete(q, fence, success("z"))
+	require.True(f, third.Parked)
+	require.Equal(f, first.Entry.ID, third.Entry.ID)
+	requireVerdict(f, storage.VerdictKeyExpired, f.reserve(f.request("k")))
+	require.Len(f, f.ofKind(storage.EntryConflict), 1)
 }
 
 func lettersOutliveRestart(f *fixture) {

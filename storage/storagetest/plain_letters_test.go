@@ -21,6 +21,59 @@ func (s *plain) lettersOf(id storage.RecordID) (all []*storage.DeadLetter) {
 	return all
 }
 
+// readFor are the entries that a store reads for the request.
+func (s *plain) readFor(id storage.RecordID, req storage.Request) []*storage.DeadLetter {
+	all := s.lettersOf(id)
+	switch req.(type) {
+	case storage.Park, storage.Redact, storage.Forget:
+		return slices.DeleteFunc(all, func(e *storage.DeadLetter) bool { return !e.Open() })
+	}
+	return all
+}
+
+// spoiled is the request as a store sees it that has the fault.
+func (s *plain) spoiled(req storage.Request) storage.Request {
+	switch q := req.(type) {
+	case storage.Park:
+		if s.fault == "has no cap" {
+			q.Full = false
+		}
+		if s.fault == "takes a repeated Park for a new one" {
+			q.Entry.ParkID = attempt()
+		}
+		return q
+	case storage.Reserve:
+		if e := s.claimed(q); s.fault == "trusts any claim" && e != nil {
+			q.Claim = &storage.ReplayClaim{Entry: e.ID, Token: e.Claim}
+		}
+		return q
+	}
+	return req
+}
+
+func (s *plain) claimed(q storage.Reserve) *storage.DeadLetter {
+	if q.Claim == nil {
+		return nil
+	}
+	return s.letters[q.Claim.Entry]
+}
+
+// spoil changes what is written where the store has the fault.
+func (s *plain) spoil(req storage.Request, c *storage.Change) {
+	switch req.(type) {
+	case storage.Complete:
+		if s.fault == "completes the record without its entries" {
+			c.Entries = nil
+		}
+	case storage.Redact:
+		c.Redact = c.Redact && s.fault != "redacts open entries only"
+	case storage.Claim:
+		if s.fault == "keeps no claims" {
+			c.Entries = nil
+		}
+	}
+}
+
 func (s *plain) openIn(namespace string) (n int) {
 	for _, e := range s.letters {
 		if e.Open() && e.Identity.Namespace == namespace {
@@ -40,7 +93,7 @@ func (s *plain) write(id storage.RecordID, c storage.Change) bool {
 	}
 	for _, e := range s.lettersOf(id) {
 		switch {
-		case c.Forget:
+		case c.Forget && s.fault != "forgets records without their entries":
 			delete(s.letters, e.ID)
 		case c.Redact:
 			s.letters[e.ID] = e.Redacted()
@@ -92,11 +145,10 @@ func (s *plain) Entry(ctx context.Context, id storage.EntryID) (storage.Answer, 
 	s.mu.Lock()
 	e := s.letters[id]
 	s.mu.Unlock()
-	if e == nil {
-		return storage.Answer{Verdict: storage.VerdictNotFound, State: storage.StateAbsent}, nil
+	ans, err := s.judge(ctx, cmp.Or(e, &storage.DeadLetter{}).Record, storage.Lookup{})
+	if ans.Entry = e; e == nil {
+		ans.Verdict = storage.VerdictNotFound
 	}
-	ans, err := s.judge(ctx, e.Record, storage.Lookup{})
-	ans.Entry = e
 	return ans, err
 }
 
@@ -134,7 +186,9 @@ func (s *plain) Entries(_ context.Context, q storage.ListEntries) (storage.Entry
 			break
 		}
 		c := *e
-		c.Request = nil
+		if s.fault != "lists requests" {
+			c.Request = nil
+		}
 		page.Entries = append(page.Entries, &c)
 	}
 	return page, nil

@@ -69,7 +69,8 @@ func (s *plain) judge(ctx context.Context, id storage.RecordID, req storage.Requ
 		p.Full = s.openIn(p.Entry.Identity.Namespace) >= cmp.Or(p.Terms.EntryCap, storage.DefaultEntryCap)
 		req = p
 	}
-	change, ans := storage.ApplyCase(storage.Case{Record: row, Entries: s.lettersOf(id)}, req, s.now(), 0)
+	change, ans := storage.ApplyCase(storage.Case{Record: row, Entries: s.readFor(id, req)}, s.spoiled(req), s.now(), 0)
+	s.spoil(req, &change)
 	if s.fault == "grants the same fence again" && change.Record != nil {
 		change.Record.Fence = 1
 	}

@@ -44,6 +44,15 @@ func TestTheSuiteNoticesABrokenStore(t *testing.T) {
 		"skips a record between pages":   {listingCases()[:1]},
 		"sweeps lapsed grants":           {timeCases()[6:7]},
 		"sweeps marks in their time":     {sweepCases()[3:4]},
+
+		"takes a repeated Park for a new one":      {parkingCases()[1:2]},
+		"has no cap":                               {parkingCases()[11:13]},
+		"completes the record without its entries": {replayCases()[:1]},
+		"keeps no claims":                          {claimCases()[:1]},
+		"trusts any claim":                         {replayCases()[2:3]},
+		"lists requests":                           {entryListCases()[3:4]},
+		"redacts open entries only":                {erasureCases()[1:2]},
+		"forgets records without their entries":    {erasureCases()[4:5]},
 	}
 	for fault, want := range faults {
 		t.Run(fault, func(t *testing.T) {
