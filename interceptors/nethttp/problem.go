@@ -74,7 +74,8 @@ func kindOf(reason dedupv1.Reason) kind {
 	case dedupv1.Reason_REASON_STORE_UNAVAILABLE:
 		return kind{http.StatusServiceUnavailable, "store-unavailable", "Requests with a key cannot be taken right now"}
 	case dedupv1.Reason_REASON_NOT_RECONCILED, dedupv1.Reason_REASON_RECORD_CHANGED,
-		dedupv1.Reason_REASON_BREAKER_OPEN, dedupv1.Reason_REASON_BUDGET_SPENT, // never dedupd's word to a door
+		dedupv1.Reason_REASON_BREAKER_OPEN, dedupv1.Reason_REASON_BUDGET_SPENT,
+		dedupv1.Reason_REASON_QUOTA_EXCEEDED, dedupv1.Reason_REASON_ENTRY_NOT_FOUND, dedupv1.Reason_REASON_ENTRY_CHANGED, // never dedupd's word to a door
 		dedupv1.Reason_REASON_UNSPECIFIED:
 	}
 	return kind{http.StatusServiceUnavailable, "refused", "The request was refused"}
