@@ -84,10 +84,10 @@ func try[T any](ctx context.Context, r *retrying, call string, ask func(context.
 	return ans, err
 }
 
-// once is one try: timed, and a span of its own where calls are traced.
+// once is one try: timed, and within a traced call a span of its own.
 func once[T any](ctx context.Context, r *retrying, call string, ask func(context.Context) (T, error)) (T, error) {
 	began := time.Now()
-	if r.tracer == nil {
+	if r.tracer == nil || !trace.SpanContextFromContext(ctx).IsValid() {
 		ans, err := ask(ctx)
 		r.took[call].Observe(time.Since(began).Seconds())
 		return ans, err

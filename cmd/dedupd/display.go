@@ -8,9 +8,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -20,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/internal/show"
 )
 
 // outputFormat is how results are printed.
@@ -185,26 +183,10 @@ func newTable() table.Writer {
 }
 
 // key masks k unless keys are to be shown.
-func (d display) key(k []byte) string {
-	switch {
-	case len(k) == 0:
-		return ""
-	case d.ShowKeys:
-		return printable(k)
-	}
-	return fmt.Sprintf("**** (%d bytes)", len(k))
-}
+func (d display) key(k []byte) string { return show.Key(k, d.ShowKeys) }
 
-// printable returns b as text that cannot move a terminal's cursor; anything
-// that is not plain text is quoted.
-func printable(b []byte) string {
-	s := string(b)
-	odd := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
-	if strings.ContainsFunc(s, odd) {
-		return strconv.QuoteToGraphic(s)
-	}
-	return s
-}
+// printable returns b as text that is harmless on a terminal.
+func printable(b []byte) string { return show.Printable(b) }
 
 // shortOf is as much of the record's id as errors and logs show.
 func shortOf(info *dedupv1.RecordInfo) string {
@@ -212,9 +194,7 @@ func shortOf(info *dedupv1.RecordInfo) string {
 	return id[:min(len(id), shortID)]
 }
 
-func stateName(s dedupv1.State) string {
-	return strings.ToLower(strings.TrimPrefix(s.String(), "STATE_"))
-}
+func stateName(s dedupv1.State) string { return show.Name(s, "STATE_") }
 
 func stateOf(name string) dedupv1.State {
 	return dedupv1.State(dedupv1.State_value["STATE_"+strings.ToUpper(name)])
@@ -237,15 +217,5 @@ func rough(d *durationpb.Duration) string {
 	if d == nil {
 		return ""
 	}
-	switch v := d.AsDuration(); {
-	case v >= 2*day:
-		hours := int64(v.Round(time.Hour) / time.Hour)
-		return strconv.FormatInt(hours/24, 10) + "d" + strconv.FormatInt(hours%24, 10) + "h"
-	case v >= time.Hour:
-		return strings.TrimSuffix(v.Round(time.Minute).String(), "0s")
-	case v >= time.Second:
-		return v.Round(time.Second).String()
-	default:
-		return v.Round(time.Millisecond).String()
-	}
+	return show.Rough(d.AsDuration())
 }
