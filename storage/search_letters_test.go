@@ -224,7 +224,7 @@ func replays(n int) []scenario {
 	return append(all,
 		scenario{name: "a failed call, its replay and an operator's verdict", attempts: []attemptSpec{refuses, replaying(refuses, 1)}, claims: []claimSpec{operator}, bounded: true, operator: true, errors: true},
 		scenario{name: "two replays of a final error, whose claims lapse", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, operator}, prepare: finalError},
-		scenario{name: "two replayers, an operator and an owner", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, owner}, errors: true, discards: true},
+		scenario{name: "an operator's and an owner's replay of a final error", attempts: []attemptSpec{refuses, replaying(refuses, 1), replaying(refuses, 2)}, claims: []claimSpec{operator, owner}, prepare: finalError, discards: true},
 		scenario{name: "two replays that reconcile a final error", attempts: []attemptSpec{bounds, replaying(bounds, 1), replaying(bounds, 2)}, claims: []claimSpec{operator, operator}, bounded: true, errors: true, prepare: finalError},
 	)
 }
