@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -20,11 +23,20 @@ import (
 	"github.com/dedupd/dedupd/interceptors"
 )
 
-// G01, G05: the callee is down, calls exhaust and are parked, the callee is back,
-// an operator replays: each effect once, all entries resolved.
+// G01, G05: the callee is down, calls exhaust and are parked, somebody is told once,
+// the callee is back, an operator replays: each effect once, all entries resolved.
 func TestDeadLettersAreReplayedEachOnce(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "--data", t.TempDir())
+	told := make(chan webhookPayload, 100)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var m webhookPayload
+		if err := json.NewDecoder(r.Body).Decode(&m); err != nil {
+			t.Errorf("decode: %v", err)
+		}
+		told <- m
+	}))
+	t.Cleanup(hook.Close)
+	s := serve(t, "--data", t.TempDir(), "--alert-webhook", hook.URL, "--alert-every", "1s")
 	addr := freeAddress(t)
 	parker, _ := newParker(t, s.grpc, "")
 	client := parkingClient(t, addr, parker)
@@ -51,6 +63,9 @@ func TestDeadLettersAreReplayedEachOnce(t *testing.T) {
 	require.Contains(t, stderr, "none of 8 dead letters was replayed", "nobody is there yet")
 	require.Equal(t, "FAILED", resultsOf(t, stdout)[hex.EncodeToString(all[0].GetEntryId())].Result)
 
+	alert := <-told
+	require.Equal(t, "firing", alert.Status)
+	require.Equal(t, map[string]string{"alertname": "DedupdDeadLetters", "namespace": "demo"}, alert.GroupLabels)
 	payments := servePayments(t, addr, s.grpc)
 	stdout, stderr = exits(t, exitDone, "dlq", "replay", "--namespace", "demo", "--target", addr, "--plaintext", "--yes", "--addr", s.grpc, "-o", "json")
 	require.Contains(t, stderr, "replay: 8 of 8 dead letters")
@@ -69,6 +84,9 @@ func TestDeadLettersAreReplayedEachOnce(t *testing.T) {
 	require.Len(t, all, orders)
 	require.Equal(t, dedupv1.ReplayResult_REPLAY_RESULT_REPLAYED, all[0].GetResult())
 	require.EqualValues(t, 1, all[0].GetReplays(), "attempts count only when the service was there")
+	for len(told) > 0 {
+		require.NotEqual(t, "firing", (<-told).Status, "a group is told once within its cool-down")
+	}
 }
 
 // G01: two operators at once.
