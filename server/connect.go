@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
@@ -61,8 +63,38 @@ func serveRPC[Req, Res any](mux *http.ServeMux, name string, call func(context.C
 		return res, nil
 	}
 	mux.Handle("POST "+name, connect.NewUnaryHandler(name, handle,
-		connect.WithReadMaxBytes(MaxMessage), connect.WithSendMaxBytes(MaxMessage)))
+		connect.WithReadMaxBytes(MaxMessage), connect.WithSendMaxBytes(MaxMessage), connect.WithCodec(strictJSON{})))
 }
+
+// strictJSON refuses fields that are not the message's: a misspelt dry_run must
+// not erase, a misspelt filter not choose everything.
+type strictJSON struct{}
+
+// Name is the codec's in a content type.
+func (strictJSON) Name() string { return "json" }
+
+// Marshal writes protobuf's JSON.
+func (strictJSON) Marshal(msg any) ([]byte, error) {
+	m, ok := msg.(proto.Message)
+	if !ok {
+		return nil, errNoMessage
+	}
+	return protojson.Marshal(m)
+}
+
+// Unmarshal reads it.
+func (strictJSON) Unmarshal(text []byte, msg any) error {
+	m, ok := msg.(proto.Message)
+	if !ok {
+		return errNoMessage
+	}
+	if len(text) == 0 {
+		return errors.New("no JSON was sent; the smallest request is {}")
+	}
+	return protojson.Unmarshal(text, m)
+}
+
+var errNoMessage = errors.New("not a protobuf message")
 
 // callMetadata is what of a request's headers a gRPC call would carry: not those
 // that HTTP and the protocols on it use themselves.

@@ -129,6 +129,10 @@ func TestRefusalsKeepTheirCodeReasonAndDetailsOverHTTP(t *testing.T) {
 	code, body = w.post(t, dedupv1.DedupService_Reserve_FullMethodName, `{"identity":`)
 	require.Equal(t, http.StatusBadRequest, code, "broken JSON is the caller's fault")
 	require.Contains(t, body, "invalid_argument")
+	for _, misspelt := range []string{`{"selector":{"namespace":"n"},"note":"x","dryrun":true}`, ``} {
+		code, body = w.post(t, dedupv1.AdminService_Forget_FullMethodName, misspelt)
+		require.Equal(t, http.StatusBadRequest, code, "what is misspelt erases nothing: %s", body)
+	}
 	code, _ = w.post(t, "/dedup.v1.DedupService/Nothing", `{}`)
 	require.Equal(t, http.StatusNotFound, code)
 }

@@ -69,7 +69,7 @@ func refused(v storage.Verdict) row {
 	case storage.VerdictEntryChanged:
 		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_ENTRY_CHANGED, "the dead letter's state, or its claim, does not allow this; look again"}
 	case storage.VerdictClaimInvalid:
-		return row{codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID, "the replay's claim is not live, or is of another record; claim the dead letter anew"}
+		return row{codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID, "the replay's claim has ended, or the call's namespace, operation or key is not the dead letter's: claim it anew, and check that this is its service"}
 	case storage.VerdictFull:
 		return row{codes.ResourceExhausted, dedupv1.Reason_REASON_QUOTA_EXCEEDED, "the namespace is at its cap of open dead letters; settle some, and keep this one until then"}
 	case storage.VerdictOK, storage.VerdictGranted, storage.VerdictCompleted: // no refusals

@@ -11,45 +11,40 @@ import (
 	"os"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/replay"
 )
 
 const editClaim = time.Minute // of the entry that is edited
 
-// edited sends another request in an entry's place. The old entry is claimed
-// until it is closed, and it is closed before the new one is sent: at no time can
-// both be replayed.
+// edited sends another request in an entry's place, so that of the two one runs:
+// under a claim, which keeps other replayers away, the old key is closed for its
+// caller too, then the new entry is parked, the old one settled, and the new one
+// sent. Interrupted anywhere, it can be run again: a new entry is not sent while
+// the old one is open, and not after it was done (package replay).
 func (r *replaying) edited(ctx context.Context, s streams, e *dedupv1.DeadLetter) error {
 	if err := r.editable(e); err != nil {
 		return err
 	}
-	text, err := readEdit(r.Edit, s)
+	child, err := r.childWith(ctx, s, e)
 	if err != nil {
 		return err
 	}
-	types, err := r.typesOf(ctx, r.target, r.Timeout, e.GetMethod())
+	token := newID()
+	claimed, err := r.claimEdited(ctx, e, token)
 	if err != nil {
 		return err
 	}
-	msg, err := types.fromJSON(text)
-	if err != nil {
-		return err
-	}
-	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
-	if err != nil {
-		return err
-	}
-	sum := sha256.Sum256(value)
-	child := childOf(e, ":"+hex.EncodeToString(sum[:8]))
-	child.Request = &dedupv1.Response{TypeUrl: "type.googleapis.com/" + string(msg.Descriptor().FullName()), Value: value}
-	token := make([]byte, 16)
-	_, _ = rand.Read(token) // never fails: crypto/rand ends the process rather than return an error
-	if err := r.claimEdited(ctx, e, token); err != nil {
-		return err
+	if claimed {
+		if err := r.closeKey(ctx, e, token); err != nil {
+			return errors.Join(err, r.giveBack(ctx, e, token))
+		}
 	}
 	return r.succeed(ctx, e, child, func(ctx context.Context) error {
 		_, err := r.dl.Settle(ctx, &dedupv1.SettleRequest{
@@ -57,6 +52,84 @@ func (r *replaying) edited(ctx context.Context, s streams, e *dedupv1.DeadLetter
 		})
 		return err
 	})
+}
+
+// childWith is the new entry, with the request that was typed.
+func (r *replaying) childWith(ctx context.Context, s streams, e *dedupv1.DeadLetter) (*dedupv1.ParkRequest, error) {
+	text, err := readEdit(r.Edit, s)
+	if err != nil {
+		return nil, usagef("--edit: %v", err)
+	}
+	types, err := r.typesOf(ctx, r.target, r.Timeout, e.GetMethod())
+	if err != nil {
+		return nil, err
+	}
+	msg, err := types.fromJSON(text)
+	if err != nil {
+		return nil, err
+	}
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(value)
+	child := childOf(e, ":"+hex.EncodeToString(sum[:8]))
+	child.Request = &dedupv1.Response{TypeUrl: "type.googleapis.com/" + string(msg.Descriptor().FullName()), Value: value}
+	return child, nil
+}
+
+// closeKey completes the old record with an error, by the claim: from here on its
+// caller's own retry is refused. Where the work has been done, or nobody knows,
+// the entry cannot be edited.
+func (r *replaying) closeKey(ctx context.Context, e *dedupv1.DeadLetter, token []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	dedup, attempt := dedupv1.NewDedupServiceClient(r.conn), newID()
+	digest := sha256.Sum256(append([]byte("dedupd dlq edit"), e.GetEntryId()...))
+	reply, err := dedup.Reserve(ctx, &dedupv1.ReserveRequest{
+		Identity: e.GetIdentity(), AttemptId: attempt, Lease: durationpb.New(editClaim),
+		Fingerprints: []*dedupv1.Fingerprint{{Version: 1, Digest: digest[:]}},
+		Replay:       &dedupv1.ReplayClaim{EntryId: e.GetEntryId(), Token: token},
+	})
+	reason, _ := interceptors.ReasonOf(err)
+	switch {
+	case reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN && r.Force:
+		return nil // its key stays unknown, and is not run by itself
+	case reason == dedupv1.Reason_REASON_KEY_REUSED:
+		return errors.New("a part of the call may have been applied, or another request was made under its key; it was not edited, and nothing was sent")
+	case err != nil:
+		return err
+	case reply.GetGranted() == nil:
+		return errors.New("the work has been done, or is being done, meanwhile; it was not edited, and nothing was sent")
+	}
+	st, err := proto.Marshal(status.New(codes.FailedPrecondition, "an operator has replaced this call by an edited one").Proto())
+	if err != nil {
+		return err
+	}
+	_, err = dedup.Complete(ctx, &dedupv1.CompleteRequest{
+		Identity: reply.GetReplayed(), AttemptId: attempt, Fence: reply.GetGranted().GetFence(), Outcome: &dedupv1.Outcome{Status: st},
+	})
+	return err
+}
+
+// giveBack ends the claim of an entry that was not edited.
+func (r *replaying) giveBack(ctx context.Context, e *dedupv1.DeadLetter, token []byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
+	defer cancel()
+	_, err := r.dl.Settle(ctx, &dedupv1.SettleRequest{
+		EntryId: e.GetEntryId(), Token: token, Result: dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK,
+	})
+	if reason, _ := interceptors.ReasonOf(err); reason == dedupv1.Reason_REASON_ENTRY_CHANGED {
+		return nil // settled meanwhile
+	}
+	return err
+}
+
+// newID is 16 random bytes.
+func newID() []byte {
+	id := make([]byte, 16)
+	_, _ = rand.Read(id) // never fails: crypto/rand ends the process rather than return an error
+	return id
 }
 
 // editable says why an entry cannot be edited.
@@ -86,37 +159,36 @@ func readEdit(path string, s streams) ([]byte, error) {
 func childOf(e *dedupv1.DeadLetter, suffix string) *dedupv1.ParkRequest {
 	id := proto.CloneOf(e.GetIdentity())
 	id.Key = []byte("dlq:" + hex.EncodeToString(e.GetEntryId()) + suffix)
-	parkID := make([]byte, 16)
-	_, _ = rand.Read(parkID) // never fails: crypto/rand ends the process rather than return an error
 	return &dedupv1.ParkRequest{
-		Record: &dedupv1.ParkRequest_Identity{Identity: id}, ParkId: parkID,
+		Record: &dedupv1.ParkRequest_Identity{Identity: id}, ParkId: newID(),
 		Kind:   dedupv1.DeadLetterKind_DEAD_LETTER_KIND_EXHAUSTED,
 		Target: e.GetTarget(), Method: e.GetMethod(), Request: e.GetRequest(), Metadata: e.GetMetadata(),
 		Status: e.GetStatus(), Attempts: e.GetAttempts(), ParentId: e.GetEntryId(), Note: "made from another by `dedupd dlq replay`",
 	}
 }
 
-// claimEdited keeps everybody else from replaying e.
-func (r *replaying) claimEdited(ctx context.Context, e *dedupv1.DeadLetter, token []byte) error {
+// claimEdited keeps everybody else from replaying e; not claimed: nobody can replay
+// it, and it is to be forced.
+func (r *replaying) claimEdited(ctx context.Context, e *dedupv1.DeadLetter, token []byte) (claimed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	reply, err := r.dl.Claim(ctx, &dedupv1.ClaimRequest{
 		Token: token, EntryIds: [][]byte{e.GetEntryId()}, Lease: durationpb.New(editClaim), Operator: true,
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(reply.GetEntries()) > 0 {
-		return nil
+		return true, nil
 	}
 	why := "dedupd did not give it"
 	for _, refusal := range reply.GetRefusals() {
 		why = refusal.GetMessage()
 		if refusal.GetReason() == dedupv1.Reason_REASON_KEY_EXPIRED && r.Force {
-			return nil // nobody can replay it: there is nobody to keep away
+			return false, nil
 		}
 	}
-	return fmt.Errorf("the dead letter cannot be edited now, nothing was written: %s", why)
+	return false, fmt.Errorf("the dead letter cannot be edited now, nothing was written: %s", why)
 }
 
 // forced sends an entry whose key has expired under a new key. Nobody else can
@@ -137,19 +209,18 @@ func (r *replaying) forced(ctx context.Context, id []byte) error {
 	})
 }
 
-// succeed parks child, closes e, and sends child. Where e cannot be closed the
-// child is taken back.
+// succeed parks child, closes e, and sends child, which is not sent while e is open.
 func (r *replaying) succeed(ctx context.Context, e *dedupv1.DeadLetter, child *dedupv1.ParkRequest, closeOld func(context.Context) error) error {
 	asking, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	reply, err := r.dl.Park(asking, child)
 	if err != nil {
-		return err
+		return fmt.Errorf("the new dead letter may or may not have been made, and nothing was sent: run the same command again in a minute: %w", err)
 	}
 	made := reply.GetEntry()
 	if err := closeOld(asking); err != nil {
-		_, undo := r.dl.Discard(asking, &dedupv1.DiscardRequest{EntryIds: [][]byte{made.GetEntryId()}, Note: "the one that it was made from could not be closed"})
-		return errors.Join(fmt.Errorf("the dead letter could not be closed, so that its replacement was not sent: %w", err), undo)
+		return fmt.Errorf("the new dead letter %s was made, but the old one may be open, and nothing was sent: run the same command again in a minute; of the two only one can be replayed: %w",
+			hex.EncodeToString(made.GetEntryId()), err)
 	}
 	r.progress.Begin("replay", 1)
 	defer r.progress.End()

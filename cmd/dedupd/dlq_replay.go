@@ -69,6 +69,9 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s streams) error {
 		return err
 	}
 	consequence := "%s: sent to " + c.Target + ". What has not been done yet is done, under its first caller's name; what has been done is not done again."
+	if c.Edit != "" {
+		consequence = "%s: replaced. The new request is sent to " + c.Target + " under a new key, and the old key is closed: its caller's own retry is refused from now on, and the old request is never sent."
+	}
 	if ok, err := c.agreed(ctx, s, c.display, found, "replayed", consequence); !ok || err != nil {
 		return err
 	}
@@ -159,6 +162,9 @@ func (r *replaying) tell(res replay.Result, e *dedupv1.DeadLetter, parent []byte
 	if res.Err != nil {
 		st := policy.StatusOf(res.Err)
 		out.Code, out.Message = st.Code().String(), st.Message()
+		if reason, _ := interceptors.ReasonOf(res.Err); reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
+			out.Message += "; find out, then: dedupd keys resolve --id " + hex.EncodeToString(e.GetRecordId())[:shortID]
+		}
 		if expiredKey(res) {
 			out.Message += "; --force sends it under a new key, if you are sure that it was not done"
 		}

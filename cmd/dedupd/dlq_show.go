@@ -171,7 +171,9 @@ func entryNext(e *dedupv1.DeadLetter) string {
 	switch {
 	case e.GetKind() == dedupv1.DeadLetterKind_DEAD_LETTER_KIND_CONFLICT:
 		return "the effect may have happened twice: look, undo one, then: dedupd dlq discard " + id + " --note ..."
-	case e.GetRecordState() == dedupv1.State_STATE_UNKNOWN && !e.GetHasRequest():
+	case e.GetRecordState() == dedupv1.State_STATE_UNKNOWN && e.GetHasRequest():
+		return "dedupd dlq replay " + id + " --target HOST:PORT ..., where its service has a reconciler; else find out whether the effect happened, then: dedupd keys resolve --id " + hex.EncodeToString(e.GetRecordId())[:shortID] + " ..."
+	case e.GetRecordState() == dedupv1.State_STATE_UNKNOWN:
 		return "find out whether the effect happened, then: dedupd keys resolve --id " + hex.EncodeToString(e.GetRecordId())[:shortID] + " ..."
 	case !e.GetHasRequest():
 		return "settle it by hand, then: dedupd dlq discard " + id + " --note ..."

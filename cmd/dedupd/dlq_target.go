@@ -38,6 +38,8 @@ func (t *target) check() error {
 	switch {
 	case t.Target == "":
 		return errors.New("name the service that the calls are for: --target HOST:PORT")
+	case !strings.Contains(t.Target, ":"):
+		return fmt.Errorf("--target is %q; it takes HOST:PORT", t.Target)
 	case t.Plaintext == t.TLS:
 		return errors.New("say how --target is reached: --plaintext or --tls")
 	case t.CA != "" && !t.TLS:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"net"
 	"os"
@@ -19,6 +20,7 @@ import (
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/server"
 	"github.com/dedupd/dedupd/storage/embedded"
 )
@@ -230,9 +232,54 @@ func TestAnEditedRequestReplacesItsEntry(t *testing.T) {
 	stdout, _ = d.dlq(t, exitDone, "show", result.Replaced)
 	require.Regexp(t, `edited from\s+`+hex.EncodeToString(id), stdout)
 
+	// The old key is closed: its caller's own retry does not do the old request too.
+	_, err = connectDedup(t, d.addr).Reserve(t.Context(), &dedupv1.ReserveRequest{
+		Identity:     &dedupv1.Identity{Namespace: "shop", Operation: chargeMethod, Caller: []byte("ada"), Key: []byte("k")},
+		Fingerprints: []*dedupv1.Fingerprint{{Version: 1, Digest: []byte("the caller's own")}}, AttemptId: make([]byte, 16),
+	})
+	reason, _ := interceptors.ReasonOf(err)
+	require.Equal(t, dedupv1.Reason_REASON_KEY_REUSED, reason)
+
 	_, stderr = d.dlq(t, exitFailed, edited...)
 	require.Contains(t, stderr, "the dead letter is resolved, and only a parked one can be edited; nothing was written")
 	require.Len(t, shop.did(), 1)
+}
+
+// An edit that was interrupted once its new entry was there leaves two, of which one
+// is sent; and the same edit can be run again.
+func TestAnInterruptedEditSendsOneOfTheTwo(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		d := serveDesk(t)
+		shop := serveShop(t, d.addr)
+		id := parkOrder(t, d.dl, "k", nil)
+		edit := []byte(`{"order": "k", "amount": "13", "currency": "EUR"}`)
+		e, err := d.dl.Get(t.Context(), &dedupv1.DeadLetterServiceGetRequest{EntryId: id})
+		require.NoError(t, err)
+		value, err := proto.MarshalOptions{Deterministic: true}.Marshal(&demov1.ChargeRequest{Order: "k", Amount: 13, Currency: "EUR"})
+		require.NoError(t, err)
+		sum := sha256.Sum256(value)
+		child := childOf(e.GetEntry(), ":"+hex.EncodeToString(sum[:8]))
+		child.Request = &dedupv1.Response{TypeUrl: "type.googleapis.com/dedup.demo.v1.ChargeRequest", Value: value}
+		_, err = d.dl.Park(t.Context(), child) // and here it was cut off
+		require.NoError(t, err)
+
+		to := []string{"--target", shop.addr, "--plaintext", "--metadata", "authorization=operator", "--yes"}
+		if again {
+			d.dlq(t, exitDone, append([]string{"replay", hex.EncodeToString(id), "--edit", writeFile(t, string(edit))}, to...)...)
+			require.Equal(t, []string{"k 13 by operator for ada"}, shop.did())
+			continue
+		}
+		_, _ = d.dlq(t, exitPartial, append([]string{"replay", "--namespace", "shop", "--concurrency", "1"}, to...)...)
+		stdout, _ := d.dlq(t, exitFailed, append([]string{"replay", "--namespace", "shop", "-o", "json"}, to...)...)
+		require.Contains(t, stdout, "which it was edited from, has been done; discard this one")
+		require.Equal(t, []string{"k 12 by operator for ada"}, shop.did())
+	}
+}
+
+func connectDedup(t *testing.T, addr string) dedupv1.DedupServiceClient {
+	t.Helper()
+	return dedupv1.NewDedupServiceClient(connect(t, addr))
 }
 
 func TestAnEditThatFailsLeavesOneEntryToReplay(t *testing.T) {
@@ -269,8 +316,8 @@ func TestAnExpiredEntryIsSentUnderANewKeyOnlyByForce(t *testing.T) {
 	raw, err := hex.DecodeString(id)
 	require.NoError(t, err)
 	require.Equal(t, "discarded ", d.state(t, raw))
-	stdout, _ = d.dlq(t, exitDone, append(replay, "--force")...)
-	require.Equal(t, "SUPERSEDED", resultsOf(t, stdout)[id].Result)
+	stdout, _ = d.dlq(t, exitFailed, append(replay, "--force")...)
+	require.Contains(t, resultsOf(t, stdout)[id].Message, "it was discarded; nothing was sent")
 	require.Len(t, shop.did(), 1)
 }
 

@@ -159,5 +159,8 @@ func overWire(addr string, err error) error {
 	if errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
 		return errInterrupted
 	}
+	if _, ok := status.FromError(err); !ok {
+		return err // our own words
+	}
 	return &remoteError{addr: addr, err: err}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -67,6 +68,9 @@ func (s *selector) Validate() error {
 	case s.ID != "" && byKey:
 		return errors.New("name the record by its key or by --id, not by both")
 	case s.ID == "" && (s.Operation == "" || s.Namespace == ""):
+		if digits, err := hex.DecodeString(s.Key); err == nil && len(s.Key) >= shortID && len(digits) <= 32 {
+			return fmt.Errorf("a key needs its --namespace and --operation; if this is a record's id: --id %s", s.Key)
+		}
 		return errors.New("a key needs its --namespace and --operation")
 	case s.Key != "" && s.KeyHex != "":
 		return errors.New("give the key as text or by --key-hex, not both")

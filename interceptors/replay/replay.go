@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	mrand "math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -119,6 +120,8 @@ type Replayer struct {
 	fail  policy.Backoff
 	ask   policy.Backoff
 
+	unprotected atomic.Bool // the service does not look at keys
+
 	mu   sync.Mutex
 	idle time.Time // until when nobody asks for entries
 	dry  int       // claims in a row that dedupd did not answer
@@ -150,7 +153,8 @@ func New(c Config) (*Replayer, error) {
 
 // Run replays what is parked, until ctx ends: then it claims nothing more, lets
 // the replays that are on their way end (up to Config.CallTime), settles them and
-// returns nil. An error says what is missing.
+// returns nil. An error says what is missing, or that the service was found not to look
+// at keys, which ends it at once.
 func (r *Replayer) Run(ctx context.Context) error {
 	if r.Namespace == "" {
 		return errors.New("replay: name the namespace of the entries")
@@ -163,12 +167,15 @@ func (r *Replayer) Run(ctx context.Context) error {
 		})
 	}
 	workers.Wait()
+	if r.unprotected.Load() {
+		return errUnprotected
+	}
 	return nil
 }
 
 // next replays one entry, or waits where there is none; false when ctx has ended.
 func (r *Replayer) next(ctx context.Context) bool {
-	if !r.rest(ctx) || r.limit.Wait(ctx) != nil {
+	if !r.rest(ctx) || r.limit.Wait(ctx) != nil || r.unprotected.Load() {
 		return false
 	}
 	leave, ok := r.gate.enter(ctx)
@@ -286,6 +293,10 @@ func (r *Replayer) named(ctx context.Context, id []byte) (Result, error) {
 	leave, ok := r.gate.enter(ctx)
 	if !ok {
 		return Result{}, ctx.Err()
+	}
+	if r.unprotected.Load() {
+		leave(neither)
+		return Result{EntryID: id, Outcome: Failed, Err: errNoKeys}, nil
 	}
 	if r.gate.gone() {
 		leave(neither)

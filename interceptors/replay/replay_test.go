@@ -492,6 +492,69 @@ func TestWhatCannotBeSentIsNotSent(t *testing.T) {
 	})
 }
 
+// keyless is a service that was never given the interceptors.
+type keyless struct{ *world }
+
+func (k keyless) Invoke(ctx context.Context, _ string, args, reply any, _ ...grpc.CallOption) error {
+	order, _ := args.(*demov1.ChargeRequest)
+	answer, err := k.Charge(ctx, order)
+	if into, ok := reply.(*demov1.ChargeResponse); ok && err == nil {
+		proto.Merge(into, answer)
+	}
+	return err
+}
+
+// A wrong target does the work without binding it to its record: it is noticed at
+// the first answer, that entry is never sent again, and no other is sent there.
+func TestAServiceThatLooksAtNoKeysIsSentOneEntryOnly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		r, err := replay.New(replay.Config{
+			DeadLetters: w.kit.DeadLetters(), Conn: keyless{w}, Namespace: dedupdtest.Namespace, Concurrency: 1, Rate: 1000,
+		})
+		require.NoError(t, err)
+		a, b := w.park("a"), w.park("b")
+		got := w.replayed(r, a, b)
+		require.Equal(t, replay.Unprotected, got[string(a)].Outcome)
+		require.ErrorContains(t, got[string(a)].Err, "does not look at keys")
+		require.False(t, got[string(a)].Outcome.Done())
+		require.Equal(t, replay.Failed, got[string(b)].Outcome)
+		require.ErrorContains(t, got[string(b)].Err, "nothing was sent")
+		require.Equal(t, dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED, w.entry(a).GetState())
+		require.Equal(t, dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, w.entry(b).GetState())
+		require.ErrorContains(t, r.Run(t.Context()), "does not look at keys")
+		require.Equal(t, []int{1, 0}, []int{w.ran("a"), w.ran("b")})
+	})
+}
+
+func TestOfAnEntryAndTheOneItWasEditedFromOneIsSent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.replayer(replay.Config{})
+		parent := w.park("a")
+		resp, err := w.kit.DeadLetters().Park(t.Context(), &dedupv1.ParkRequest{
+			Record: &dedupv1.ParkRequest_Identity{Identity: &dedupv1.Identity{
+				Namespace: dedupdtest.Namespace, Operation: charge, Caller: []byte("ada"), Key: []byte("edited"),
+			}},
+			ParkId: parent, Kind: dedupv1.DeadLetterKind_DEAD_LETTER_KIND_EXHAUSTED, Method: charge, ParentId: parent,
+			Request: &dedupv1.Response{TypeUrl: "type.googleapis.com/dedup.demo.v1.ChargeRequest"},
+		})
+		require.NoError(t, err)
+		child := resp.GetEntry().GetEntryId()
+		res := w.replayed(r, child)[string(child)]
+		require.Equal(t, replay.Failed, res.Outcome)
+		require.ErrorContains(t, res.Err, "open still")
+		require.Equal(t, replay.Replayed, w.replayed(r, parent)[string(parent)].Outcome)
+		res = w.replayed(r, child)[string(child)]
+		require.Equal(t, replay.Failed, res.Outcome)
+		require.ErrorContains(t, res.Err, "has been done")
+		require.Len(t, w.runs, 1)
+		require.Zero(t, w.entry(child).GetReplays(), "it was never tried")
+	})
+}
+
 func TestAReplayerSaysWhatItMisses(t *testing.T) {
 	t.Parallel()
 	dl := dedupv1.NewDeadLetterServiceClient(nil)

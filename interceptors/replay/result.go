@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -22,7 +23,7 @@ import (
 // Outcome is what came of a replay.
 type Outcome string
 
-// The outcomes. All but the last two are the end of the entry.
+// The outcomes. All but SKIPPED_LIVE and FAILED are the end of the entry.
 const (
 	// Replayed: the handler ran, with success.
 	Replayed Outcome = "REPLAYED"
@@ -36,6 +37,10 @@ const (
 	SkippedLive Outcome = "SKIPPED_LIVE"
 	// Failed: it is parked again; Err says why.
 	Failed Outcome = "FAILED"
+	// Unprotected: the service did the work without looking at the key, so nothing
+	// keeps the caller's own retry from doing it again. The entry is closed, since
+	// another replay would be one more time, and nothing more is sent there.
+	Unprotected Outcome = "UNPROTECTED"
 )
 
 // Done reports whether nothing is left to do.
@@ -76,15 +81,52 @@ func codeOf(err error) codes.Code { return policy.StatusOf(err).Code() }
 // replay sends a claimed entry and settles it.
 func (r *Replayer) replay(ctx context.Context, e *dedupv1.DeadLetter, token []byte) Result {
 	res := Result{EntryID: e.GetEntryId(), Entry: e, Outcome: SkippedLive}
-	if ctx.Err() == nil {
+	if err := r.parentOpen(ctx, e); err != nil {
+		res.Outcome, res.Err = Failed, err
+	} else if ctx.Err() == nil {
 		trailer, err := r.send(ctx, e, token)
 		res.judge(trailer, err)
+	}
+	if res.Outcome == Unprotected && !r.unprotected.Swap(true) {
+		r.Logger.LogAttrs(ctx, slog.LevelError, "a replay's service does not look at keys, nothing more is sent to it",
+			slog.String("operation", e.GetIdentity().GetOperation()), slog.String("record", hex.EncodeToString(e.GetRecordId()[:min(6, len(e.GetRecordId()))])))
 	}
 	r.settle(ctx, &res, token)
 	if r.Observer.Settled != nil {
 		r.Observer.Settled(res)
 	}
 	return res
+}
+
+var (
+	errUnprotected = status.Error(codes.FailedPrecondition, "the service did the work, but does not look at keys: nothing keeps the caller's own retry from doing it again; is it the right service?")
+	errDiscarded   = status.Error(codes.FailedPrecondition, "it was discarded; nothing was sent")
+	errNoKeys      = status.Error(codes.FailedPrecondition, "nothing was sent: the service does not look at keys, as an answer before has shown")
+)
+
+// parentOpen says why an entry that was edited from another must wait: of the two
+// one is sent, the other never.
+func (r *Replayer) parentOpen(ctx context.Context, e *dedupv1.DeadLetter) error {
+	if len(e.GetParentId()) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), askTime)
+	defer cancel()
+	got, err := r.DeadLetters.Get(ctx, &dedupv1.DeadLetterServiceGetRequest{EntryId: e.GetParentId()})
+	if reason, _ := interceptors.ReasonOf(err); reason == dedupv1.Reason_REASON_ENTRY_NOT_FOUND {
+		return nil
+	}
+	if err != nil {
+		return status.Error(codes.Unavailable, "nothing was sent: dedupd does not tell what became of the entry that this one was edited from")
+	}
+	parent, id := got.GetEntry(), hex.EncodeToString(e.GetParentId())
+	switch {
+	case parent.GetState() == dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, parent.GetState() == dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING:
+		return status.Error(codes.FailedPrecondition, "nothing was sent: it was edited from "+id+", which is open still; run that edit again, or discard one of the two")
+	case parent.GetResult() == dedupv1.ReplayResult_REPLAY_RESULT_REPLAYED, parent.GetResult() == dedupv1.ReplayResult_REPLAY_RESULT_ALREADY_DONE:
+		return status.Error(codes.FailedPrecondition, "nothing was sent: "+id+", which it was edited from, has been done; discard this one")
+	}
+	return nil
 }
 
 // judge says what the service's answer means.
@@ -95,6 +137,8 @@ func (r *Result) judge(trailer metadata.MD, err error) {
 	switch {
 	case err == nil && replayed:
 		r.Outcome = AlreadyDone
+	case err == nil && len(trailer[interceptors.TrailerRecord]) == 0:
+		r.Outcome, r.Err = Unprotected, errUnprotected
 	case err == nil:
 		r.Outcome = Replayed
 	case refused && reason == dedupv1.Reason_REASON_IN_PROGRESS:
@@ -111,7 +155,7 @@ func (r *Result) judge(trailer metadata.MD, err error) {
 func (r *Replayer) settle(ctx context.Context, res *Result, token []byte) {
 	req := &dedupv1.SettleRequest{EntryId: res.EntryID, Token: token, Result: dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK}
 	switch {
-	case res.Outcome == Replayed:
+	case res.Outcome == Replayed || res.Outcome == Unprotected:
 		req.Result = dedupv1.ReplayResult_REPLAY_RESULT_REPLAYED
 	case res.Outcome == AlreadyDone:
 		req.Result = dedupv1.ReplayResult_REPLAY_RESULT_ALREADY_DONE
@@ -165,6 +209,9 @@ func passing(err error) bool {
 
 // settled takes over what the record says of the entry.
 func (r *Result) settled(e *dedupv1.DeadLetter) {
+	if r.Outcome == Unprotected {
+		return // the record knows nothing of it
+	}
 	switch e.GetState() {
 	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED:
 		switch e.GetResult() {
@@ -178,7 +225,7 @@ func (r *Result) settled(e *dedupv1.DeadLetter) {
 			dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK:
 		}
 	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED:
-		r.Outcome, r.Err = Superseded, nil
+		r.Outcome, r.Err = Failed, errDiscarded
 	case dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING: // by somebody else
 		if r.Outcome == Failed {
 			r.Outcome, r.Err = SkippedLive, nil
@@ -194,8 +241,10 @@ func refusedClaim(id []byte, refusals []*dedupv1.ClaimRefusal) Result {
 		res.Reason = refusal.GetReason()
 		res.Err = status.Error(codes.FailedPrecondition, refusal.GetMessage())
 		switch refusal.GetState() {
-		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED:
+		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED:
 			res.Outcome, res.Err = Superseded, nil
+		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED:
+			res.Outcome, res.Err = Failed, errDiscarded
 		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING:
 			res.Outcome, res.Err = SkippedLive, nil
 		case dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_UNSPECIFIED:
