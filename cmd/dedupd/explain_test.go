@@ -36,7 +36,7 @@ func TestEveryRemoteErrorSaysWhatToDo(t *testing.T) {
 		"store gone":        {refusal(codes.Unavailable, "STORE_UNAVAILABLE", ""), "the server cannot reach its store, and its log says why; try again once it can, a verdict too: whether it was written is not known"},
 		"lease still runs":  {refusal(codes.FailedPrecondition, "OUTCOME_UNKNOWN", ""), "refused with OUTCOME_UNKNOWN: the lease is still running; try again in 1.5s"},
 		"somebody else's":   {foreign.Err(), "host:1 answered Internal: oops"},
-		"no status at all":  {fmt.Errorf("odd"), "host:1 answered Unknown: odd"},
+		"of our own making": {fmt.Errorf("odd"), "odd"},
 		"cancelled by hand": {status.Error(codes.Canceled, "x"), "interrupted"},
 	} {
 		require.Equal(t, test.want, explain(overWire("host:1", test.err)), name)
