@@ -97,6 +97,12 @@ func (r *replaying) closeKey(ctx context.Context, e *dedupv1.DeadLetter, token [
 		return nil // its key stays unknown, and is not run by itself
 	case reason == dedupv1.Reason_REASON_KEY_REUSED:
 		return errors.New("a part of the call may have been applied, or another request was made under its key; it was not edited, and nothing was sent")
+	case err != nil && reason == dedupv1.Reason_REASON_UNSPECIFIED:
+		// The grant may be there, unread: it would leave the old key unknown.
+		_, _ = dedup.Release(ctx, &dedupv1.ReleaseRequest{
+			Identity: e.GetIdentity(), AttemptId: attempt, Effect: dedupv1.Effect_EFFECT_NONE,
+		})
+		return err
 	case err != nil:
 		return err
 	case reply.GetGranted() == nil:
@@ -215,12 +221,13 @@ func (r *replaying) succeed(ctx context.Context, e *dedupv1.DeadLetter, child *d
 	defer cancel()
 	reply, err := r.dl.Park(asking, child)
 	if err != nil {
-		return fmt.Errorf("the new dead letter may or may not have been made, and nothing was sent: run the same command again in a minute: %w", err)
+		return fmt.Errorf("the new dead letter may or may not have been made, and nothing was sent; run the same command again in a minute: %s",
+			explain(overWire(r.Addr, err)))
 	}
 	made := reply.GetEntry()
 	if err := closeOld(asking); err != nil {
-		return fmt.Errorf("the new dead letter %s was made, but the old one may be open, and nothing was sent: run the same command again in a minute; of the two only one can be replayed: %w",
-			hex.EncodeToString(made.GetEntryId()), err)
+		return fmt.Errorf("the new dead letter %s was made, but the old one may be open still, and nothing was sent; run the same command again in a minute, of the two only one is ever sent: %s",
+			hex.EncodeToString(made.GetEntryId()), explain(overWire(r.Addr, err)))
 	}
 	r.progress.Begin("replay", 1)
 	defer r.progress.End()

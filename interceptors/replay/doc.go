@@ -9,6 +9,7 @@
 //     connection and so through its whole chain, with the entry's key and the
 //     claim. No generated code is needed: of a message type that is not linked in
 //     the bytes go as they were stored.
+//     An entry that was edited from another waits until that one is closed.
 //  3. The service's interceptor hands the claim to dedupd, which binds the run to
 //     the entry's record: however many replay it and whoever they are, the effect
 //     happens once, and work that was done meanwhile is answered from the record.
