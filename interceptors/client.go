@@ -52,36 +52,45 @@ type client struct {
 
 // unary sends one call, as often as it takes and is safe.
 func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	m, shared := c.policyOf(method), c.conns.of(cc)
+	if shared.budget != nil {
+		shared.budget.Begin()
+		defer shared.budget.End()
+	}
+	if c.plain(ctx, m, opts) {
+		return c.sendPlain(ctx, method, m, shared, req, reply, cc, invoker, opts)
+	}
 	call := &clientCall{
-		client: c, callConfig: &c.callConfig, method: method, policy: c.policyOf(method), conn: c.conns.of(cc),
+		client: c, callConfig: &c.callConfig, method: method, policy: m, conn: shared,
 		req: req, reply: reply, cc: cc, invoker: invoker, opts: opts,
 	}
-	if err := call.begin(ctx); err != nil {
+	return call.do(ctx)
+}
+
+// do sends a call that there is more to than sending it.
+func (c *clientCall) do(ctx context.Context) error {
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
-	if call.conn.budget != nil {
-		call.conn.budget.Begin()
-		defer call.conn.budget.End()
-	}
 	total := ctx
-	if _, ok := ctx.Deadline(); !ok && call.protected() {
-		within, cancel := context.WithTimeout(ctx, call.total)
+	if _, ok := ctx.Deadline(); !ok && c.protected() {
+		within, cancel := context.WithTimeout(ctx, c.total)
 		defer cancel()
 		total = within
 	}
-	ok, err := call.loop(total)
+	ok, err := c.loop(total)
 	if !ok {
-		if settled, answer := call.settle(total); settled {
+		if settled, answer := c.settle(total); settled {
 			err = answer
 		} else {
-			err = call.end(total, err, call.park(total, err))
+			err = c.end(total, err, c.park(total, err))
 		}
 	}
-	call.markRun(ctx, err)
-	if call.automatic && err != nil {
-		guard.ReuseCallNumber(ctx, call.named, call.number)
+	c.markRun(ctx, err)
+	if c.automatic && err != nil {
+		guard.ReuseCallNumber(ctx, c.named, c.number)
 	}
-	call.report(ctx, err)
+	c.report(ctx, err)
 	return err
 }
 
@@ -116,6 +125,7 @@ type clientCall struct {
 	named       [sha256.Size]byte // where it is: the call's method and request
 	number      uint64            // and which of the run's such calls it is
 	known       bool              // the callee is known to deduplicate
+	run         []byte            // the record id of the run that makes the call; nil: none does
 	conn        *conn
 
 	req, reply any
@@ -142,15 +152,17 @@ type clientCall struct {
 // begin chooses the key, once: before the first attempt.
 func (c *clientCall) begin(ctx context.Context) error {
 	c.known = c.policy.declared
+	c.run = guard.RecordIDFrom(ctx)
+	md, _ := metadata.FromOutgoingContext(ctx)
 	var err error
-	if c.replay, err = outgoingReplay(ctx); err != nil {
+	if c.replay, err = replayOf(md[HeaderReplay]); err != nil {
 		return err
 	}
 	if err := c.applyOptions(); err != nil {
 		return err
 	}
 	c.key = c.callConfig.key
-	if err := c.chooseKey(ctx, c.req); err != nil {
+	if err := c.chooseKey(ctx, md); err != nil {
 		return err
 	}
 	if c.key == nil {
@@ -160,7 +172,7 @@ func (c *clientCall) begin(ctx context.Context) error {
 		return err
 	}
 	c.keyed = true
-	return c.takeFingerprint(c.req)
+	return c.takeFingerprint()
 }
 
 // applyOptions applies what the call sets for itself.
@@ -211,7 +223,7 @@ func (c *clientCall) header(ctx context.Context) context.Context {
 // might choose another.
 func (c *clientCall) markRun(ctx context.Context, err error) {
 	switch {
-	case c.policy.level == readOnly:
+	case c.run == nil || c.policy.level == readOnly:
 	case err != nil && c.unknown():
 		guard.Mark(ctx, guard.LeftUnknown)
 	case err != nil && c.effect != policy.EffectApplied:

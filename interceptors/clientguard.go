@@ -89,7 +89,7 @@ func (g *Guarded) validate() error {
 }
 
 // guardedTry sends a try under a grant of dedupd, or answers from the record.
-func (c *clientCall) guardedTry(ctx context.Context, done func(policy.Verdict)) (policy.Answer, error) {
+func (c *clientCall) guardedTry(ctx context.Context, permit *policy.Permit) (policy.Answer, error) {
 	g := c.policy.guarded
 	if _, ok := c.reply.(proto.Message); !ok || c.fp == nil {
 		err := inputInvalid(errors.New("only calls with protobuf messages can be guarded"))
@@ -112,7 +112,7 @@ func (c *clientCall) guardedTry(ctx context.Context, done func(policy.Verdict)) 
 		c.acknowledged = true
 		var ended policy.Try
 		ended, answer = c.sendGuarded(ctx, run)
-		done(policy.VerdictOf(ended))
+		permit.Done(policy.VerdictOf(ended))
 		sendErr = ended.Err
 		return c.guardedEnding(ended, answer, a)
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dedupd/dedupd/interceptors/guard"
@@ -46,8 +47,8 @@ func (c *client) freshKey(ctx context.Context, method string) string {
 }
 
 // takeFingerprint computes the request's fingerprint, once.
-func (c *clientCall) takeFingerprint(req any) error {
-	m, ok := req.(proto.Message)
+func (c *clientCall) takeFingerprint() error {
+	m, ok := c.req.(proto.Message)
 	if !ok || c.fp != nil {
 		return nil
 	}
@@ -65,8 +66,8 @@ func (c *clientCall) takeFingerprint(req any) error {
 // request, else inside a keyed handler the call's child key, else a fresh one
 // where the server deduplicates or the call asks for it. It leaves it nil where
 // the call goes without.
-func (c *clientCall) chooseKey(ctx context.Context, req any) error {
-	key, keyed, err := outgoingKey(ctx)
+func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
+	key, keyed, err := incomingKey(md)
 	if err != nil {
 		return err
 	}
@@ -76,11 +77,11 @@ func (c *clientCall) chooseKey(ctx context.Context, req any) error {
 	case c.key != nil:
 		return nil
 	case !keyed && len(c.policy.keyFields) > 0:
-		if key, err = deriveKey(c.policy.keyFields, req); err != nil {
+		if key, err = deriveKey(c.policy.keyFields, c.req); err != nil {
 			return err
 		}
-	case !keyed && c.takesChildKey(ctx, req):
-		if err := c.takeFingerprint(req); err != nil {
+	case !keyed && c.takesChildKey():
+		if err := c.takeFingerprint(); err != nil {
 			return err
 		}
 		key, c.automatic = c.childKey(ctx)
@@ -99,12 +100,12 @@ func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) 
 	digest := c.fp.GetDigest()
 	c.named = sha256.Sum256(keying.LengthPrefixed(c.method, string(digest)))
 	c.number, _ = guard.CallNumber(ctx, c.named)
-	return keying.Child(guard.RecordIDFrom(ctx), c.method, digest, c.number), true
+	return keying.Child(c.run, c.method, digest, c.number), true
 }
 
 // takesChildKey reports whether the call is one that a keyed handler makes and
 // that may have an effect.
-func (c *clientCall) takesChildKey(ctx context.Context, req any) bool {
-	_, ok := req.(proto.Message)
-	return ok && guard.RecordIDFrom(ctx) != nil && c.policy.level != readOnly && !c.policy.keyless
+func (c *clientCall) takesChildKey() bool {
+	_, ok := c.req.(proto.Message)
+	return ok && c.run != nil && c.policy.level != readOnly && !c.policy.keyless
 }

@@ -44,29 +44,25 @@ func (c *clientCall) permit(ctx context.Context) (release func(), ok bool) {
 // try sends the call once, unless its breaker holds it back, and says what its
 // end means.
 func (c *clientCall) try(ctx context.Context) (policy.Answer, error) {
-	done := func(policy.Verdict) {}
-	if c.conn.breaker != nil {
-		allowed, err := c.conn.breaker.Allow(c.method)
-		if err != nil {
-			c.held++
-			c.client.observe.held(ctx, c.method)
-			answer := c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
-			c.note(err, answer, nil)
-			return answer, err
-		}
-		done = allowed
+	permit, err := c.conn.allow(c.method)
+	if err != nil {
+		c.held++
+		c.client.observe.held(ctx, c.method)
+		answer := c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
+		c.note(err, answer, nil)
+		return answer, err
 	}
-	defer done(policy.Neutral) // a panic says nothing about the server
+	defer permit.Done(policy.Neutral) // a panic says nothing about the server
 	c.attempts++
 	c.client.observe.attempt(ctx, c.method, c.attempts)
 	if c.policy.guarded != nil {
-		answer, err := c.guardedTry(ctx, done)
+		answer, err := c.guardedTry(ctx, &permit)
 		c.tried(err)
 		return answer, err
 	}
 	ended, trailer := c.sendOnce(ctx)
 	ended.CallerDone = ctx.Err() != nil
-	done(policy.VerdictOf(ended))
+	permit.Done(policy.VerdictOf(ended))
 	answer := c.table.Classify(ended)
 	if values := trailer[TrailerReplayed]; len(values) == 1 {
 		c.replayed = true
@@ -119,12 +115,13 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	c.unprotected = c.unprotected || len(trailer[TrailerUnprotected]) > 0
 	recorded := c.keyed && len(record) == 1 && !c.unprotected
 	c.acknowledged = (c.acknowledged || recorded) && !c.unprotected
-	_, refused := ReasonOf(err)
-	if recorded && !refused && err != nil && answer.Effect == policy.EffectNone {
-		// The key's record was granted to this try, and its handler says that
-		// nothing was applied: so did no earlier one.
-		c.effect = policy.EffectNone
-		return
+	if recorded && err != nil && answer.Effect == policy.EffectNone {
+		if _, refused := ReasonOf(err); !refused {
+			// The key's record was granted to this try, and its handler says that
+			// nothing was applied: so did no earlier one.
+			c.effect = policy.EffectNone
+			return
+		}
 	}
 	c.effect = max(c.effect, answer.Effect)
 }

@@ -34,6 +34,7 @@ type clientMethod struct {
 	keyFields    []string // a key is derived from them
 	guarded      *guarded // nil: the server keeps the record
 	parked       bool     // a call that is given up becomes a dead letter
+	plain        bool     // a call without a key of its own is sent once and goes without
 }
 
 // maxMethods bounds what is remembered of methods: a proxy may be sent any name.
@@ -97,6 +98,7 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 	}
 	m.declared = m.declared || m.deduplicated || len(m.keyFields) > 0
 	m.parked = c.parkedMethods[fullMethod]
+	m.plain = m.level == unsafe && !m.deduplicated && len(m.keyFields) == 0
 	return m
 }
 

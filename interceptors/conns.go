@@ -1,12 +1,11 @@
 package interceptors
 
 import (
-	"runtime"
+	"maps"
 	"sync"
-	"sync/atomic"
-	"weak"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -18,51 +17,57 @@ type conn struct {
 	breaker *policy.Breaker
 }
 
+// allow asks the breaker for the permit of a try.
+func (c *conn) allow(method string) (policy.Permit, error) {
+	if c.breaker == nil {
+		return policy.Permit{}, nil
+	}
+	return c.breaker.Allow(method)
+}
+
 // conns finds a connection's budget and breakers: options may serve several
-// connections, whose servers fail apart. It keeps no connection alive.
+// connections, whose servers fail apart.
 type conns struct {
 	config *clientConfig
-	known  sync.Map // weak.Pointer[grpc.ClientConn] to *conn
-	first  atomic.Pointer[firstConn]
 	none   conn // of connections that share nothing
+
+	mu    sync.RWMutex
+	known map[*grpc.ClientConn]*conn
 }
 
-// firstConn is the first connection that still lives: most options serve one, and
-// to compare with it costs a quarter of finding it.
-type firstConn struct {
-	of   weak.Pointer[grpc.ClientConn]
-	conn *conn
+func newConns(c *clientConfig) *conns {
+	return &conns{config: c, known: map[*grpc.ClientConn]*conn{}}
 }
-
-func newConns(c *clientConfig) *conns { return &conns{config: c} }
 
 // of returns what the calls of cc share. Calls that are made by hand, without a
 // connection, share one.
 func (c *conns) of(cc *grpc.ClientConn) *conn {
-	first := c.first.Load()
-	if first != nil && cc != nil && first.of.Value() == cc {
-		return first.conn
-	}
 	if !c.config.shares() {
 		return &c.none
 	}
-	found := c.find(cc)
-	if first == nil || first.of.Value() == nil {
-		c.first.Store(&firstConn{of: weak.Make(cc), conn: found})
+	c.mu.RLock()
+	found := c.known[cc]
+	c.mu.RUnlock()
+	if found == nil {
+		found = c.add(cc)
 	}
 	return found
 }
 
-func (c *conns) find(cc *grpc.ClientConn) *conn {
-	key := weak.Make(cc)
-	if found, ok := c.known.Load(key); ok {
-		return found.(*conn) //nolint:forcetypeassert,errcheck // nothing else is stored
+// add makes what the calls of cc share, and forgets the connections that are
+// closed: of these no more is kept than were closed since the last new one.
+func (c *conns) add(cc *grpc.ClientConn) *conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found := c.known[cc]; found != nil {
+		return found
 	}
-	found, had := c.known.LoadOrStore(key, c.config.newConn())
-	if !had && cc != nil {
-		runtime.AddCleanup(cc, func(key weak.Pointer[grpc.ClientConn]) { c.known.Delete(key) }, key)
-	}
-	return found.(*conn) //nolint:forcetypeassert,errcheck // nothing else is stored
+	maps.DeleteFunc(c.known, func(cc *grpc.ClientConn, _ *conn) bool {
+		return cc != nil && cc.GetState() == connectivity.Shutdown
+	})
+	made := c.config.newConn()
+	c.known[cc] = made
+	return made
 }
 
 // shares reports whether there is anything that calls of a connection share.

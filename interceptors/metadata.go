@@ -48,6 +48,9 @@ func carriesKey(ctx context.Context) bool {
 // carries one. A key that breaks a limit, or two that differ, is refused with
 // KEY_INVALID; an empty one is never taken for none.
 func incomingKey(md metadata.MD) (key string, ok bool, err error) {
+	if len(md) == 0 { // as of most calls that have none
+		return "", false, nil
+	}
 	for _, header := range [...]string{HeaderKey, HeaderKeyBin} {
 		for _, value := range md[header] {
 			if err := validateKey(value); err != nil {
@@ -63,13 +66,6 @@ func incomingKey(md metadata.MD) (key string, ok bool, err error) {
 		}
 	}
 	return key, ok, nil
-}
-
-// outgoingKey returns the key that the caller itself wrote into the outgoing
-// metadata of ctx, by the rules of incomingKey.
-func outgoingKey(ctx context.Context) (key string, ok bool, err error) {
-	md, _ := metadata.FromOutgoingContext(ctx)
-	return incomingKey(md)
 }
 
 // setOutgoingKey returns ctx with key as the only key of its outgoing metadata:

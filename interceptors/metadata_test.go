@@ -76,14 +76,8 @@ func TestOutgoingKeyIsSetOnACopy(t *testing.T) { // C12
 		require.Equal(t, []string{"2"}, md.Get("x-more"))
 	}
 	require.Equal(t, metadata.Pairs("x-trace", "1", HeaderKey, "old"), shared)
-	got, ok, err := outgoingKey(parent)
-	require.NoError(t, err)
-	require.True(t, ok)
-	require.Equal(t, "old", got, "the caller's own")
-	_, ok, err = outgoingKey(t.Context())
-	require.NoError(t, err)
-	require.False(t, ok)
-	_, _, err = outgoingKey(appended)
+	appendedMD, _ := metadata.FromOutgoingContext(appended)
+	_, _, err := incomingKey(appendedMD)
 	requireRefusal(t, err, codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID)
 }
 

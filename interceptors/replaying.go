@@ -49,12 +49,6 @@ func lowerHex(s string) []byte {
 	return b
 }
 
-// outgoingReplay is incomingReplay for a call that is about to be sent.
-func outgoingReplay(ctx context.Context) (*dedupv1.ReplayClaim, error) {
-	md, _ := metadata.FromOutgoingContext(ctx)
-	return replayOf(md[HeaderReplay])
-}
-
 func replayInvalid(message string) error {
 	return refusal{reason: dedupv1.Reason_REASON_KEY_INVALID, message: message, field: HeaderReplay}.err()
 }

@@ -24,11 +24,12 @@ import (
 type sending struct {
 	peer  peer.Peer
 	ended bool
+	opts  [2]grpc.CallOption // the try's, where they fit
 }
 
 // options returns opts and those that watch the try.
 func (s *sending) options(opts []grpc.CallOption) []grpc.CallOption {
-	return append(opts[:len(opts):len(opts)], grpc.Peer(&s.peer), grpc.OnFinish(s.finish))
+	return append(append(s.opts[:0], opts...), grpc.Peer(&s.peer), grpc.OnFinish(s.finish))
 }
 
 func (s *sending) finish(error) { s.ended = true }

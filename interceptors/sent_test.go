@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -75,7 +76,12 @@ func TestOnlyATryOfWhichNothingWasSentIsSurelyHarmless(t *testing.T) {
 			)}, prepare: func(w *world) { w.cutAfter = func(int) bool { return true } }, code: codes.Canceled, unknown: true,
 		},
 	} {
-		for way, key := range map[string][]grpc.CallOption{"keyed": {interceptors.WithKey("k")}, "without a key": nil} {
+		for way, key := range map[string][]grpc.CallOption{
+			"keyed":         {interceptors.WithKey("k")},
+			"without a key": nil,
+			// Not a plain call, but it must be told the same.
+			"without a key, with an option": {interceptors.WithPerTryTimeout(time.Hour)},
+		} {
 			t.Run(name+", "+way, func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
@@ -90,7 +96,7 @@ func TestOnlyATryOfWhichNothingWasSentIsSurelyHarmless(t *testing.T) {
 						req = order()
 					}
 					method := charge
-					if key == nil {
+					if way != "keyed" {
 						method = undeclared
 					}
 					err := conn.Invoke(t.Context(), method, req, &demov1.ChargeResponse{}, append(c.call, key...)...)

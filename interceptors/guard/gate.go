@@ -27,18 +27,18 @@ func newGate() (gate, error) {
 // pass asks whether a Reserve may be sent. If so, done takes how it ended; ctx is
 // the caller's. Else err is no refusal of a store, but carries the time to wait.
 func (g gate) pass(ctx context.Context) (done func(error), err error) {
-	tell, err := g.breaker.Allow(dedupv1.DedupService_Reserve_FullMethodName)
+	permit, err := g.breaker.Allow(dedupv1.DedupService_Reserve_FullMethodName)
 	if err != nil {
 		return nil, err
 	}
 	return func(err error) {
 		switch {
 		case err == nil || answered(err):
-			tell(policy.Well)
+			permit.Done(policy.Well)
 		case callerLeft(ctx, err):
-			tell(policy.Neutral)
+			permit.Done(policy.Neutral)
 		default:
-			tell(policy.Ill)
+			permit.Done(policy.Ill)
 		}
 	}, nil
 }

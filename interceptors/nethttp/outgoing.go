@@ -178,22 +178,22 @@ func (c *outgoing) drop() {
 // try sends the request once, unless the host's breaker holds it back, and says
 // what its end means. The error stands for a failing response too.
 func (c *outgoing) try(ctx context.Context) (policy.Answer, error) {
-	done, err := c.t.breaker.Allow("/" + c.req.URL.Host + "/" + c.req.Method)
+	permit, err := c.t.breaker.Allow("/" + c.req.URL.Host + "/" + c.req.Method)
 	if err != nil {
 		c.held++
 		answer := c.table.Classify(policy.Try{Err: err, Sent: policy.SentNothing, CallerDone: ctx.Err() != nil})
 		c.effect = max(c.effect, answer.Effect)
 		return answer, err
 	}
-	defer done(policy.Neutral) // a panic says nothing about the server
+	defer permit.Done(policy.Neutral) // a panic says nothing about the server
 	c.drop()
 	c.attempts++
 	if c.provider.Guarded != nil && c.key != "" {
-		return c.guardedTry(ctx, done)
+		return c.guardedTry(ctx, &permit)
 	}
 	s := c.send(ctx, ctx)
 	answer := c.answerTo(s)
-	done(verdictOf(s, answer))
+	permit.Done(verdictOf(s, answer))
 	c.note(s, answer)
 	c.resp = s.resp
 	return answer, s.Err

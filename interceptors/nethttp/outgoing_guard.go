@@ -19,7 +19,7 @@ import (
 )
 
 // guardedTry sends a try under a grant of dedupd, or answers from the record.
-func (c *outgoing) guardedTry(ctx context.Context, done func(policy.Verdict)) (policy.Answer, error) {
+func (c *outgoing) guardedTry(ctx context.Context, permit *policy.Permit) (policy.Answer, error) {
 	g := c.provider.Guarded
 	call := guard.Call{
 		Operation: c.operation(), Caller: []byte(g.Caller), Key: []byte(c.key), Fingerprints: []*dedupv1.Fingerprint{c.fp},
@@ -34,7 +34,7 @@ func (c *outgoing) guardedTry(ctx context.Context, done func(policy.Verdict)) (p
 		c.acknowledged, c.recordID = true, hex.EncodeToString(a.RecordID)
 		var ending guard.Ending
 		sent, answer, ending = c.sendGuarded(ctx, run, a)
-		done(verdictOf(sent, answer))
+		permit.Done(verdictOf(sent, answer))
 		return ending
 	})
 	c.recordID = hex.EncodeToString(res.RecordID)

@@ -135,15 +135,15 @@ func (s BreakerSettings) validate() error {
 // Breaker holds calls back from a server that is ill, for one connection: one
 // breaker for each service, since the services behind one address fail apart.
 //
-//	done, err := breaker.Allow(method)
+//	permit, err := breaker.Allow(method)
 //	if err != nil {
 //		return err // BREAKER_OPEN; nothing was sent
 //	}
-//	defer done(policy.Neutral) // a panic says nothing about the server
+//	defer permit.Done(policy.Neutral) // a panic says nothing about the server
 //	err = send()
-//	done(policy.VerdictOf(policy.Try{Err: err, …}))
+//	permit.Done(policy.VerdictOf(policy.Try{Err: err, …}))
 //
-// It is safe for concurrent use, starts no goroutine and needs no closing.
+// It is safe for concurrent use and needs no closing.
 type Breaker struct {
 	settings BreakerSettings
 
@@ -161,19 +161,33 @@ func NewBreaker(s BreakerSettings) (*Breaker, error) {
 	return &Breaker{settings: s, circuits: map[string]*circuit{}}, nil
 }
 
+// Permit is the leave to send one try. Its zero value tells nobody anything. It is
+// not safe for concurrent use, and must not be copied once it is in use.
+type Permit struct {
+	circuit *circuit
+	era     uint32
+	probe   *probe // nil: it is none
+}
+
+// Done takes what the try said about the server; its first call counts and every
+// later one does nothing. A Done that is never called costs nothing but the try's
+// place among the probes, for the probe time.
+func (p *Permit) Done(v Verdict) {
+	if c := p.circuit; c != nil {
+		p.circuit = nil
+		c.end(p.era, p.probe, v)
+	}
+}
+
 // Allow asks whether one try of a full method name (/package.Service/Method) may
-// be sent. If so, done takes what the try said about the server; its first call
-// counts and every later one does nothing. A done that is never called costs
-// nothing but its place among the probes, for the probe time.
-//
-// Else done is nil, nothing may be sent, and err has code UNAVAILABLE, the reason
+// be sent. If not, nothing may be sent, and err has code UNAVAILABLE, the reason
 // BREAKER_OPEN and the time left as RetryInfo: an open breaker's remaining time,
 // or a second while the probes are out.
 //
 // Calls of the health service always pass and never count.
-func (b *Breaker) Allow(method string) (done func(Verdict), err error) {
+func (b *Breaker) Allow(method string) (Permit, error) {
 	if strings.HasPrefix(method, healthPrefix) {
-		return ignore, nil
+		return Permit{}, nil
 	}
 	service := serviceOf(method)
 	c := b.circuit(service)
@@ -181,19 +195,19 @@ func (b *Breaker) Allow(method string) (done func(Verdict), err error) {
 		if b.settings.Observer.Unguarded != nil {
 			b.settings.Observer.Unguarded(service)
 		}
-		return ignore, nil
+		return Permit{}, nil
 	}
-	done, state, left := c.allow()
+	permit, state, left := c.allow()
 	if state != BreakerClosed {
 		c.tell() // the time open may just be over
 	}
-	if done != nil {
-		return done, nil
+	if permit.circuit != nil {
+		return permit, nil
 	}
 	if b.settings.Observer.Refused != nil {
 		b.settings.Observer.Refused(service, state, left)
 	}
-	return nil, openError(service, method, left)
+	return Permit{}, openError(service, method, left)
 }
 
 // State returns the state of the breaker of a service (package.Service). A
@@ -252,5 +266,3 @@ func serviceOf(method string) string {
 	}
 	return method
 }
-
-func ignore(Verdict) {}

@@ -46,14 +46,14 @@ func TestBreakerLetsThreeOfAHundredProbe(t *testing.T) {
 		start := time.Now()
 		for range 100 {
 			wg.Go(func() {
-				done, err := b.Allow(method)
+				permit, err := b.Allow(method)
 				if err != nil {
 					failed.Add(1)
 					return
 				}
 				reached.Add(1)
 				pass(20 * time.Second)
-				done(policy.Well)
+				permit.Done(policy.Well)
 			})
 		}
 		synctest.Wait()
@@ -177,7 +177,7 @@ func TestBreakerIgnoresCallsThatBeganBeforeAChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBreaker(t, policy.BreakerSettings{})
-		old := make([]func(policy.Verdict), 100)
+		old := make([]func(policy.Verdict), 140)
 		for i := range old {
 			old[i] = probe(t, b)
 		}
@@ -210,6 +210,9 @@ func TestBreakerIgnoresCallsThatBeganBeforeAChange(t *testing.T) {
 		require.Equal(t, policy.BreakerClosed, b.State(service))
 		end(40, policy.Ill) // while closed again
 		require.Equal(t, policy.BreakerClosed, b.State(service))
+		end(40, policy.Well)
+		calls(b, 20, policy.Ill)
+		require.Equal(t, policy.BreakerOpen, b.State(service))
 	})
 }
 

@@ -64,7 +64,7 @@ func history(steps []step) error {
 	var under []call
 	begin := func() error {
 		before := b.State(service)
-		done, err := b.Allow(method)
+		permit, err := b.Allow(method)
 		after := b.State(service)
 		if err != nil {
 			if before == policy.BreakerClosed {
@@ -75,7 +75,7 @@ func history(steps []step) error {
 		if before == policy.BreakerOpen && time.Since(opened) < 4*time.Second {
 			return fmt.Errorf("sent %v after it opened", time.Since(opened))
 		}
-		c := call{done: done, began: time.Now(), probe: after == policy.BreakerHalfOpen}
+		c := call{done: permit.Done, began: time.Now(), probe: after == policy.BreakerHalfOpen}
 		under = append(under, c)
 		if !c.probe {
 			return nil
@@ -143,7 +143,7 @@ func TestBreakerHoldsInACrowd(t *testing.T) {
 		for range 100 {
 			wg.Go(func() {
 				for range 100 {
-					done, err := b.Allow(method)
+					permit, err := b.Allow(method)
 					if err != nil {
 						pass(time.Duration(rand.IntN(100)) * time.Millisecond)
 						continue
@@ -151,7 +151,7 @@ func TestBreakerHoldsInACrowd(t *testing.T) {
 					if rand.IntN(2) == 0 {
 						pass(time.Duration(rand.IntN(5)) * time.Millisecond)
 					}
-					done(verdicts[rand.IntN(len(verdicts))])
+					permit.Done(verdicts[rand.IntN(len(verdicts))])
 				}
 			})
 		}

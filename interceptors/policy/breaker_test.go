@@ -36,8 +36,8 @@ func pass(d time.Duration) {
 // many were sent.
 func calls(b *policy.Breaker, n int, v policy.Verdict) (sent int) {
 	for range n {
-		if done, err := b.Allow(method); err == nil {
-			done(v)
+		if permit, err := b.Allow(method); err == nil {
+			permit.Done(v)
 			sent++
 		}
 	}
@@ -47,9 +47,9 @@ func calls(b *policy.Breaker, n int, v policy.Verdict) (sent int) {
 // probe starts one call that must be let through.
 func probe(t *testing.T, b *policy.Breaker) func(policy.Verdict) {
 	t.Helper()
-	done, err := b.Allow(method)
+	permit, err := b.Allow(method)
 	require.NoError(t, err)
-	return done
+	return permit.Done
 }
 
 func requireHeldBack(t *testing.T, b *policy.Breaker) {
@@ -104,6 +104,24 @@ func TestBreakerCountsTheLastTenSecondsOnly(t *testing.T) {
 		calls(b, 10, policy.Ill)
 		require.Equal(t, policy.BreakerOpen, b.State(service), "the window rolls, it does not start anew")
 	})
+}
+
+// Calls that ended well are told to the library together, a step late at the most.
+func TestBreakerCountsCallsThatEndedWellAsLongAsTheOthers(t *testing.T) {
+	t.Parallel()
+	for since, want := range map[time.Duration]policy.BreakerState{
+		0:                       policy.BreakerClosed,
+		8500 * time.Millisecond: policy.BreakerClosed,
+		11 * time.Second:        policy.BreakerOpen,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBreaker(t, policy.BreakerSettings{})
+			calls(b, 100, policy.Well)
+			pass(since)
+			calls(b, 20, policy.Ill)
+			require.Equal(t, want, b.State(service), since)
+		})
+	}
 }
 
 // F01, sibling: calls that hang for longer than the window until their deadline
@@ -161,9 +179,9 @@ func TestBreakerLetsHealthChecksPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBreaker(t, policy.BreakerSettings{})
 		for range 1000 {
-			done, err := b.Allow("/grpc.health.v1.Health/Check")
+			permit, err := b.Allow("/grpc.health.v1.Health/Check")
 			require.NoError(t, err)
-			done(policy.Ill)
+			permit.Done(policy.Ill)
 		}
 		require.Equal(t, policy.BreakerClosed, b.State("grpc.health.v1.Health"))
 	})
@@ -190,13 +208,13 @@ func TestBreakerKeepsABoundedNumberOfServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBreaker(t, s)
 		calls(b, 20, policy.Ill)
-		done, err := b.Allow("/a.A/Do")
+		permit, err := b.Allow("/a.A/Do")
 		require.NoError(t, err)
-		done(policy.Well)
+		permit.Done(policy.Well)
 		for range 20 {
-			done, err := b.Allow("/b.B/Do")
+			permit, err := b.Allow("/b.B/Do")
 			require.NoError(t, err)
-			done(policy.Ill)
+			permit.Done(policy.Ill)
 		}
 		require.Equal(t, policy.BreakerClosed, b.State("b.B"))
 		require.Len(t, unguarded, 20)
@@ -204,9 +222,9 @@ func TestBreakerKeepsABoundedNumberOfServices(t *testing.T) {
 
 		pass(11 * time.Second) // a.A has no call in its window: nothing is lost with it
 		for range 20 {
-			done, err := b.Allow("/b.B/Do")
+			permit, err := b.Allow("/b.B/Do")
 			require.NoError(t, err)
-			done(policy.Ill)
+			permit.Done(policy.Ill)
 		}
 		require.Equal(t, policy.BreakerOpen, b.State("b.B"))
 		require.Equal(t, policy.BreakerOpen, b.State(service), "one that is open is never forgotten")
@@ -279,10 +297,10 @@ func BenchmarkBreaker(b *testing.B) {
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
-		done, err := breaker.Allow(method)
+		permit, err := breaker.Allow(method)
 		if err != nil {
 			b.Fatal(err)
 		}
-		done(policy.Well)
+		permit.Done(policy.Well)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 // Defaults of [BudgetSettings].
@@ -69,10 +70,16 @@ func (s BudgetSettings) validate() error {
 type Budget struct {
 	settings BudgetSettings
 
-	mu       sync.Mutex
-	active   int
-	retrying int
+	// load holds both numbers, so that they are read and changed as one: every call
+	// changes it twice, and a lock took as long as all else of it.
+	load atomic.Int64
 }
+
+// The halves of a budget's load.
+const (
+	oneRetrying int64 = 1
+	oneActive   int64 = 1 << 32
+)
 
 // NewBudget returns a budget, or an error that names the setting to correct.
 func NewBudget(s BudgetSettings) (*Budget, error) {
@@ -88,61 +95,39 @@ func NewBudget(s BudgetSettings) (*Budget, error) {
 //
 // Calls are counted, not tries: tries that turn into waits would make the base
 // smaller just when it is needed.
-func (b *Budget) Begin() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.active++
-}
+func (b *Budget) Begin() { b.load.Add(oneActive) }
 
 // End ends a call that Begin counted, once. Defer it, so that a panic ends the
 // call too.
-func (b *Budget) End() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.active--
-}
+func (b *Budget) End() { b.load.Add(-oneActive) }
 
 // TryRetry asks for the permit of one retry: ask before the wait, not after it,
 // and call release when that try has ended or the wait was cut short. Defer
 // release; calling it again does nothing. Where ok is false the budget is spent
 // and release does nothing.
 func (b *Budget) TryRetry() (release func(), ok bool) {
-	b.mu.Lock()
-	active, retrying := b.active, b.retrying
-	if retrying < b.limit(active) {
-		b.retrying++
-		release, ok = b.giveBack(), true
-	}
-	b.mu.Unlock()
-	if !ok {
-		if b.settings.Observer.Spent != nil {
-			b.settings.Observer.Spent(active, retrying)
+	for {
+		load := b.load.Load()
+		active, retrying := halves(load)
+		if retrying >= b.limit(active) {
+			if b.settings.Observer.Spent != nil {
+				b.settings.Observer.Spent(active, retrying)
+			}
+			return func() {}, false
 		}
-		return func() {}, false
+		if b.load.CompareAndSwap(load, load+oneRetrying) {
+			return sync.OnceFunc(func() { b.load.Add(-oneRetrying) }), true
+		}
 	}
-	return release, true
 }
 
 // Load returns how many calls are active and how many of them are retrying.
-func (b *Budget) Load() (active, retrying int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.active, b.retrying
+func (b *Budget) Load() (active, retrying int) { return halves(b.load.Load()) }
+
+func halves(load int64) (active, retrying int) {
+	return int(load >> 32), int(load & (oneActive - 1))
 }
 
 func (b *Budget) limit(active int) int {
 	return max(b.settings.Minimum, int(b.settings.Ratio*float64(active)+rounding))
-}
-
-// giveBack returns a function that gives a permit back, once.
-func (b *Budget) giveBack() func() {
-	given := false
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if !given {
-			given = true
-			b.retrying--
-		}
-	}
 }

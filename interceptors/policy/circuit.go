@@ -2,9 +2,11 @@ package policy
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -36,13 +38,18 @@ type circuit struct {
 	service  string
 	settings *BreakerSettings
 
+	// closed is all that a call touches whose server is well, without the lock: in
+	// its upper half the era, in its lower how many calls have ended well of which
+	// the library was not told yet. notClosed while the circuit is not closed.
+	closed atomic.Uint64
+
 	mu  sync.Mutex
 	lib *gobreaker.TwoStepCircuitBreaker[struct{}]
 	// state is the library's, as its last change told.
 	state BreakerState
 	// era grows with every change: results of calls begun in an earlier one are
 	// ignored.
-	era uint64
+	era uint32
 	// until is the end of the time open.
 	until time.Time
 	// probes holds the probes that have a place, the oldest first.
@@ -58,6 +65,11 @@ type probe struct {
 	report func(error)
 }
 
+const (
+	notClosed = math.MaxUint64
+	eraBits   = 32 // of closed, the lower ones
+)
+
 type change struct{ from, to BreakerState }
 
 func newCircuit(service string, s *BreakerSettings) *circuit {
@@ -65,7 +77,7 @@ func newCircuit(service string, s *BreakerSettings) *circuit {
 	c.lib = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests:  uint32(s.Probes), //nolint:gosec // validated: 1 to 1,000
 		Interval:     s.Window,
-		BucketPeriod: s.Window / windowSteps,
+		BucketPeriod: s.step(),
 		// The shortest time open; until holds calls back for the rest.
 		Timeout: s.shortestOpen(),
 		ReadyToTrip: func(n gobreaker.Counts) bool {
@@ -77,6 +89,9 @@ func newCircuit(service string, s *BreakerSettings) *circuit {
 	})
 	return c
 }
+
+// step is how much of the window is forgotten at a time.
+func (s *BreakerSettings) step() time.Duration { return s.Window / windowSteps }
 
 func (s *BreakerSettings) shortestOpen() time.Duration {
 	return time.Duration((1 - s.Jitter) * float64(s.OpenFor))
@@ -105,30 +120,37 @@ func (c *circuit) changedLocked(to BreakerState) {
 	c.state = to
 	c.era++
 	c.probes = nil
+	c.closed.Store(notClosed)
+	if to == BreakerClosed {
+		c.closed.Store(uint64(c.era) << eraBits)
+	}
 	if to == BreakerOpen {
 		c.until = time.Now().Add(c.settings.openTime())
 	}
 }
 
-// allow returns done, or nil, the state that refuses, and how long to wait.
-func (c *circuit) allow() (done func(Verdict), state BreakerState, left time.Duration) {
+// allow lets a call through, or says what state refuses it and how long to wait.
+func (c *circuit) allow() (permit Permit, state BreakerState, left time.Duration) {
+	if closed := c.closed.Load(); closed != notClosed {
+		return Permit{circuit: c, era: uint32(closed >> eraBits)}, BreakerClosed, 0
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == BreakerClosed {
-		return c.doneInEra(c.era, nil), c.state, 0
+		return Permit{circuit: c, era: c.era}, BreakerClosed, 0
 	}
-	now := time.Now() // not for every call: on some machines it takes as long as all of this
+	now := time.Now()
 	if c.state == BreakerOpen && now.Before(c.until) {
-		return nil, c.state, c.until.Sub(now)
+		return Permit{}, c.state, c.until.Sub(now)
 	}
 	c.reclaimLocked(now)
 	report, err := c.lib.Allow() // turns open into half-open
 	if err != nil {
-		return nil, c.state, min(refusedWait, c.settings.ProbeFor)
+		return Permit{}, c.state, min(refusedWait, c.settings.ProbeFor)
 	}
 	p := &probe{began: now, report: report}
 	c.probes = append(c.probes, p)
-	return c.doneInEra(c.era, p), c.state, 0
+	return Permit{circuit: c, era: c.era, probe: p}, c.state, 0
 }
 
 // reclaimLocked takes the place of every probe that has hung for too long. Its
@@ -142,25 +164,68 @@ func (c *circuit) reclaimLocked(now time.Time) {
 	}
 }
 
-// doneInEra returns the done of a call that began in the era, as probe p unless
+// end takes what the end of a call said that began in the era, as probe p unless
 // that is nil.
-func (c *circuit) doneInEra(era uint64, p *probe) func(Verdict) {
-	ended := false
-	return func(v Verdict) {
-		c.mu.Lock()
-		if !ended {
-			ended = true
-			c.endLocked(era, p, v)
-		}
-		changed := len(c.changes) > 0
-		c.mu.Unlock()
-		if changed {
-			c.tell()
-		}
+func (c *circuit) end(era uint32, p *probe, v Verdict) {
+	if p == nil && v == Well {
+		c.well(era)
+		return
+	}
+	c.mu.Lock()
+	c.endLocked(era, p, v)
+	changed := len(c.changes) > 0
+	c.mu.Unlock()
+	if changed {
+		c.tell()
 	}
 }
 
-func (c *circuit) endLocked(era uint64, p *probe, v Verdict) {
+// well counts a call of a closed circuit that ended well.
+func (c *circuit) well(era uint32) {
+	for {
+		closed := c.closed.Load()
+		if closed == notClosed || uint32(closed>>eraBits) != era {
+			return
+		}
+		if !c.closed.CompareAndSwap(closed, closed+1) {
+			continue
+		}
+		if endedWell(closed) == 0 { // the first since the library was told
+			time.AfterFunc(c.settings.step(), c.tellWell)
+		}
+		return
+	}
+}
+
+// tellWell tells the library of the calls that ended well, a step of the window
+// after the first of them at the latest, so that none counts for longer than that.
+func (c *circuit) tellWell() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tellWellLocked()
+}
+
+func (c *circuit) tellWellLocked() {
+	if c.state != BreakerClosed {
+		return
+	}
+	told := uint64(c.era) << eraBits
+	for range endedWell(c.closed.Swap(told)) {
+		c.countLocked(nil)
+	}
+}
+
+// endedWell is the lower half of closed.
+func endedWell(closed uint64) uint64 { return closed & (1<<eraBits - 1) }
+
+// countLocked tells the library of a call of a closed circuit.
+func (c *circuit) countLocked(result error) {
+	if report, err := c.lib.Allow(); err == nil { // it is closed, so it allows
+		report(result)
+	}
+}
+
+func (c *circuit) endLocked(era uint32, p *probe, v Verdict) {
 	if c.era != era {
 		return
 	}
@@ -173,11 +238,9 @@ func (c *circuit) endLocked(era uint64, p *probe, v Verdict) {
 		result = errNeutral
 	}
 	if p == nil {
-		if v == Neutral {
-			return
-		}
-		if report, err := c.lib.Allow(); err == nil { // it is closed, so it allows
-			report(result)
+		if v == Ill {
+			c.tellWellLocked() // it is judged by all calls
+			c.countLocked(result)
 		}
 		return
 	}
@@ -199,6 +262,7 @@ func (c *circuit) idle() bool {
 	if c.state != BreakerClosed {
 		return false
 	}
+	c.tellWellLocked()
 	c.lib.State() // moves the window on
 	return c.lib.Counts().Requests == 0
 }
