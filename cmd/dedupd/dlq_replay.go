@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -195,7 +196,7 @@ func (r *replaying) tell(res replay.Result, e *dedupv1.DeadLetter, parent []byte
 	}
 	if res.Err != nil {
 		st := policy.StatusOf(res.Err)
-		out.Code, out.Message = st.Code().String(), st.Message()
+		out.Code, out.Message = st.Code().String(), cmp.Or(met(r.Target, st), st.Message())
 		if reason, _ := interceptors.ReasonOf(res.Err); reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
 			out.Message += "; find out, then: dedupd keys resolve --id " + hex.EncodeToString(e.GetRecordId())[:shortID]
 		}

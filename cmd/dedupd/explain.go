@@ -112,10 +112,13 @@ func (e *remoteError) sentence() string {
 	}
 	switch st.Code() { //nolint:exhaustive // the other codes are told by their message
 	case codes.Unavailable:
-		return "cannot reach dedupd at " + e.addr + "; start it with `dedupd serve`, or name another address with --addr"
+		return notReached(e.addr, st)
 	case codes.Unimplemented:
 		return "what listens at " + e.addr + " is not dedupd, or one of another version; --addr takes its gRPC address"
 	case codes.DeadlineExceeded:
+		if met(e.addr, st) != "" {
+			return notReached(e.addr, st)
+		}
 		return "no answer from " + e.addr + " in time; try again, or wait longer with --timeout"
 	case codes.Canceled:
 		return errInterrupted.Error()
