@@ -157,14 +157,13 @@ func (s *Store) entryAt(iter *pebble.Iterator) (*storage.DeadLetter, int, error)
 // entryIndex is the prefix of the shortest row of keys that holds all that q
 // chooses; each key ends in an entry's id.
 func entryIndex(q storage.ListEntries) []byte {
-	closed := func(st storage.EntryState) bool { return st != storage.EntryParked && st != storage.EntryReplaying }
-	switch openOnly := q.Ready || len(q.States) > 0 && !slices.ContainsFunc(q.States, closed); {
+	switch {
 	case q.Record != (storage.RecordID{}):
 		key := newEntryOfKey(q.Record, storage.EntryID{})
 		return key[:1+idLen]
-	case openOnly && q.Namespace != "":
+	case q.OpenOnly() && q.Namespace != "":
 		return openInPrefix(q.Namespace)
-	case openOnly:
+	case q.OpenOnly():
 		return []byte{prefixOpen}
 	}
 	return []byte{prefixEntry}
