@@ -73,19 +73,12 @@ func (s *Store) Groups(ctx context.Context, q storage.ListEntries) ([]storage.En
 }
 
 func addToGroup(groups map[storage.EntryGroup]*storage.EntryGroup, e *storage.DeadLetter) {
-	common := storage.EntryGroup{
+	g := groupOf(groups, storage.EntryGroup{
 		Namespace: e.Identity.Namespace, Operation: e.Identity.Operation, Kind: e.Kind, Code: e.Code, Signature: e.Signature,
-	}
-	g, ok := groups[common]
-	if !ok {
-		c := common
-		c.Oldest = e.ParkedAt
-		g = &c
-		groups[common] = g
-	}
+	})
 	g.Entries++
 	g.Count += e.Count
-	g.Oldest = min(g.Oldest, e.ParkedAt)
+	g.Oldest = older(g.Oldest, e.ParkedAt)
 	if e.ParkedAt >= g.Newest {
 		g.Newest, g.Sample = e.ParkedAt, e.ID
 	}
