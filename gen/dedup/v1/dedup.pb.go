@@ -534,7 +534,9 @@ func (x *Identity) GetKey() []byte {
 	return nil
 }
 
-// Fingerprint tells two requests under one key apart.
+// Fingerprint tells two requests under one key apart. dedupd compares digests and
+// nothing else. Version 1 of gRPC and of HTTP requests is SHA-256 by the rules of
+// testdata/vectors/README.md.
 type Fingerprint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the hash rule, 1 or more. Digests are compared under the highest
