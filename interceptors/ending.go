@@ -149,3 +149,19 @@ func (k *keyedCall) outcome(resp proto.Message, err error, a guard.Attempt) *ded
 
 // noteOf is what an operator may see of an error: its code.
 func noteOf(err error) string { return "the handler returned " + status.Code(err).String() }
+
+// ownRefusal finds, in what a handler returned, the refusal of its own run by the
+// resource that keeps the record; nil for every other error.
+func ownRefusal(ctx context.Context, err error) *guard.RefusalError {
+	r, ok := errors.AsType[*guard.RefusalError](err)
+	if !ok || string(r.RecordID) != string(guard.RecordIDFrom(ctx)) {
+		return nil
+	}
+	return r
+}
+
+// refusedFor reports a refusal that says nothing of this run's effect but that
+// there is none.
+func refusedFor(r *guard.RefusalError, left guard.Left) bool {
+	return r != nil && r.Reason == dedupv1.Reason_REASON_KEY_REUSED && left <= guard.LeftKeyed
+}

@@ -3,7 +3,6 @@ package interceptors
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 const (
@@ -39,12 +39,7 @@ func Fingerprint(operation string, m proto.Message) (*dedupv1.Fingerprint, error
 		return nil, w.err
 	}
 	h := sha256.New()
-	var head []byte
-	for _, part := range [...]string{fingerprintDomain, operation} {
-		head = binary.BigEndian.AppendUint32(head, uint32(len(part))) //nolint:gosec // names are short
-		head = append(head, part...)
-	}
-	h.Write(head)
+	h.Write(keying.LengthPrefixed(fingerprintDomain, operation))
 	h.Write(w.bytes())
 	return &dedupv1.Fingerprint{
 		Version:       fingerprintVersion,

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
 )
 
@@ -39,20 +38,4 @@ func (s *server) unmarked(ctx context.Context, m *method) {
 		s.log.LogAttrs(ctx, slog.LevelError, "a handler succeeded without the inbox that its method is registered with; interrupted it would run twice: use inbox.Do, or take the method off WithInbox",
 			slog.String("method", m.fullName), slog.Int("calls", calls))
 	}
-}
-
-// ownRefusal finds, in what a handler returned, the refusal of its own run by the
-// resource that keeps the record; nil for every other error.
-func ownRefusal(ctx context.Context, err error) *guard.RefusalError {
-	r, ok := errors.AsType[*guard.RefusalError](err)
-	if !ok || string(r.RecordID) != string(guard.RecordIDFrom(ctx)) {
-		return nil
-	}
-	return r
-}
-
-// refusedFor reports a refusal that says nothing of this run's effect but that
-// there is none.
-func refusedFor(r *guard.RefusalError, left guard.Left) bool {
-	return r != nil && r.Reason == dedupv1.Reason_REASON_KEY_REUSED && left <= guard.LeftKeyed
 }

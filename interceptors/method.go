@@ -17,11 +17,7 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-const (
-	maxNamespace = 63
-	maxOperation = 255
-	maxRetention = 400 * 24 * time.Hour
-)
+const maxNamespace = 63
 
 // Method is one method's policy beyond its proto option. Zero fields leave what
 // the option, or the server's default, says.
@@ -255,20 +251,14 @@ func (m *method) validate() error {
 		return fmt.Errorf("the key rule %d is of a later version, update the interceptors", m.keys)
 	}
 	switch {
-	case len(m.operation) > maxOperation:
-		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(m.operation), maxOperation)
 	case m.streaming && m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return errors.New("a streaming method cannot require a key: streams are never deduplicated, make it unary or drop the rule")
-	case m.lease < guard.MinLease || m.lease > guard.MaxLease:
-		return fmt.Errorf("lease is %v, 1s to 15m are allowed", m.lease)
-	case m.maxRun <= 0 || m.wait < 0:
-		return errors.New("times must not be negative")
-	case m.retention < 0 || m.retention > maxRetention:
-		return fmt.Errorf("retention is %v, up to 400 days are allowed", m.retention)
+	case m.lease == 0 || m.maxRun <= 0 || m.wait < 0:
+		return errors.New("a lease and a run take more than no time, and a wait is not negative")
 	case m.reconciles() && m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
 		return errors.New("it ignores keys, so its reconciler would never be asked; turn keys on or drop the reconciler")
 	case m.reconciles() && m.streaming:
 		return errors.New("a streaming method is never deduplicated, drop its reconciler")
 	}
-	return nil
+	return guard.CheckLimits(m.operation, m.lease, m.retention)
 }

@@ -73,9 +73,6 @@ func RecordIDFrom(ctx context.Context) []byte {
 	return nil
 }
 
-// RecordID returns the id, 32 bytes, of the record that id names.
-func RecordID(id *dedupv1.Identity) []byte { return recordID(id) }
-
 // CallNumber numbers an outgoing call of the run, named by a hash of its method
 // and request, from 0: a second run of the same request then numbers its calls
 // alike, in whatever order it makes them. Of calls that failed the number is

@@ -145,17 +145,13 @@ func New(c Config) (*Engine, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	often, err := policy.NewBackoff(tryBase, tryCap, policy.DefaultFactor)
-	if err != nil {
-		return nil, err
-	}
-	seldom, err := policy.NewBackoff(laterBase, laterCap, policy.DefaultFactor)
+	q, err := newCompleter(c)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
-		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime, parker: c.Parker,
+		often: q.often, completer: q, closeTime: c.CloseTime, parker: c.Parker,
 		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
 	}
 	if e.gate, err = newGate(); err != nil {
@@ -215,7 +211,7 @@ func (e *Engine) Do(ctx context.Context, c Call, run Run) (Result, error) {
 		return Result{}, ErrClosed
 	}
 	id := &dedupv1.Identity{Namespace: e.namespace, Operation: c.Operation, Caller: c.Caller, Key: c.Key}
-	w := &work{e: e, call: c, identity: id, recordID: recordID(id)}
+	w := &work{e: e, call: c, identity: id, recordID: RecordID(id)}
 	res, err := w.do(ctx, run)
 	if err == nil {
 		res.RecordID, res.Traceparent = w.recordID, w.trace

@@ -262,7 +262,7 @@ func (x *exchange) answer(w http.ResponseWriter, res guard.Result, err error) {
 		stored, ok := storedResponse(res.Stored.GetOutcome())
 		if !ok {
 			p := newProblem(dedupv1.Reason_REASON_OUTCOME_NOT_STORED, "the work was done and is not done again; ask for what it made in another way")
-			p.Record = shortRecord(res.RecordID)
+			p.Record = guard.ShortRecordID(res.RecordID)
 			p.write(w)
 			return
 		}

@@ -142,7 +142,7 @@ func NewWebhook(engine *guard.Engine, c WebhookConfig) (*Webhook, error) {
 		}
 	}
 	fault(engine == nil, "the engine is nil, make one by guard.New")
-	fault(c.Operation == "" || len(c.Operation) > maxOperation, "name the operation, by 1 to 255 bytes")
+	fault(c.Operation == "" || len(c.Operation) > guard.MaxOperation, "name the operation, by 1 to 255 bytes")
 	fault(c.Verify == nil, "say how the sender's signature is checked")
 	fault(c.ID == nil, "say what names an event: HeaderID or FieldID")
 	fault(c.Route.Fingerprint != nil || c.Route.Policy.GetFailOpen() || c.Route.Policy.GetKeys() != 0 || c.Route.Policy.GetOperation() != "",
@@ -233,7 +233,7 @@ func (h *Webhook) refuse(w http.ResponseWriter, r *http.Request, call guard.Call
 // park keeps a delivery of an event whose outcome is unknown.
 func (h *Webhook) park(r *http.Request, refusal *guard.RefusalError, call guard.Call, body []byte) {
 	h.log.LogAttrs(r.Context(), slog.LevelError, "nobody knows whether an event was handled; it is not run again until its record is settled",
-		slog.String("operation", call.Operation), slog.String("record", shortRecord(refusal.RecordID)))
+		slog.String("operation", call.Operation), slog.String("record", guard.ShortRecordID(refusal.RecordID)))
 	if h.config.Park == nil {
 		return
 	}
