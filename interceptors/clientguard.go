@@ -134,11 +134,8 @@ func (c *clientCall) guardedTry(ctx context.Context, permit *policy.Permit) (pol
 func (c *clientCall) sendGuarded(caller, run context.Context) (policy.Try, policy.Answer) {
 	ctx, cancel := tries.Within(run, caller)
 	defer cancel()
-	if end, ok := guard.LeaseEnd(caller); ok { // of the run that makes this call
-		within, stop := context.WithDeadline(ctx, end)
-		defer stop()
-		ctx = within
-	}
+	ctx, stop := withinLease(ctx, caller)
+	defer stop()
 	ended, _ := c.sendOnce(ctx)
 	ended.CallerDone = caller.Err() != nil
 	answer := c.table.Classify(ended)

@@ -26,9 +26,9 @@ const (
 // were sent; fields marked (dedup.v1.fingerprint) = FINGERPRINT_RULE_IGNORE take
 // no part. The rule, byte by byte, is in proto/dedup/v1/testdata/vectors.
 //
-// It works for generated and dynamic messages, reads m only, and fails only for
-// a nil m or
-// one whose unknown fields were set by hand to bytes that are no wire format.
+// It works for generated and dynamic messages, and only reads m. It fails for a nil
+// m, and for one whose unknown fields were set by hand to bytes that are no wire
+// format.
 func Fingerprint(operation string, m proto.Message) (*dedupv1.Fingerprint, error) {
 	if m == nil {
 		return nil, errNilMessage

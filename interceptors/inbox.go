@@ -17,8 +17,8 @@ const unmarkedPause = time.Minute // between log lines of handlers that left the
 // its own in the inbox's transaction. Then a run that ended in the dark is settled
 // exactly, and the first caller gets its answer although dedupd cannot be reached
 // after the run. A handler of such a method that succeeds without having used its
-// inbox is logged: was it interrupted, nothing would be found of it, and it would
-// run again.
+// inbox is logged: if it were interrupted, nothing would be found of its effect, and
+// it would run again.
 func WithInbox(r guard.Reconciler, fullMethods ...string) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		if r == nil || len(fullMethods) == 0 {
@@ -35,7 +35,7 @@ func WithInbox(r guard.Reconciler, fullMethods ...string) ServerOption {
 // unmarked tells of a handler that succeeded without its inbox.
 func (s *server) unmarked(ctx context.Context, m *method) {
 	if calls, due := s.bare.Due(unmarkedPause); due {
-		s.log.LogAttrs(ctx, slog.LevelError, "a handler succeeded without the inbox that its method is registered with; interrupted it would run twice: use inbox.Do, or take the method off WithInbox",
+		s.log.LogAttrs(ctx, slog.LevelError, "a handler succeeded without the inbox that its method is registered with; if it were interrupted it would run twice: use inbox.Do, or take the method off WithInbox",
 			slog.String("method", m.fullName), slog.Int("calls", calls))
 	}
 }

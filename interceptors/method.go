@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -62,8 +63,8 @@ type method struct {
 	basis     dedupv1.Basis
 }
 
-// describe reads a method's proto option and idempotency level.
-func describe(d protoreflect.MethodDescriptor) (*dedupv1.MethodPolicy, descriptorpb.MethodOptions_IdempotencyLevel) {
+// optionOf reads a method's proto option and idempotency level.
+func optionOf(d protoreflect.MethodDescriptor) (*dedupv1.MethodPolicy, descriptorpb.MethodOptions_IdempotencyLevel) {
 	opts, ok := d.Options().(*descriptorpb.MethodOptions)
 	if !ok || opts == nil {
 		return nil, descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
@@ -91,6 +92,23 @@ func findMethod(fullMethod string) protoreflect.MethodDescriptor {
 	return m
 }
 
+// linkedMethods are the methods of all linked proto files.
+func linkedMethods() iter.Seq[protoreflect.MethodDescriptor] {
+	return func(yield func(protoreflect.MethodDescriptor) bool) {
+		protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+			for i := range f.Services().Len() {
+				methods := f.Services().Get(i).Methods()
+				for j := range methods.Len() {
+					if !yield(methods.Get(j)) {
+						return false
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
 // infrastructure are services whose calls never carry keys.
 func infrastructure(fullMethod string) bool {
 	return strings.HasPrefix(fullMethod, "/grpc.health.v1.") || strings.HasPrefix(fullMethod, "/grpc.reflection.")
@@ -101,21 +119,14 @@ func infrastructure(fullMethod string) bool {
 func (c *serverConfig) methods() (map[string]*method, error) {
 	all := map[string]*method{}
 	var faults []error
-	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		for i := range f.Services().Len() {
-			methods := f.Services().Get(i).Methods()
-			for j := range methods.Len() {
-				d := methods.Get(j)
-				m, err := c.method(fullName(d), d)
-				if err != nil {
-					faults = append(faults, err)
-					continue
-				}
-				all[m.fullName] = m
-			}
+	for d := range linkedMethods() {
+		m, err := c.method(fullName(d), d)
+		if err != nil {
+			faults = append(faults, err)
+			continue
 		}
-		return true
-	})
+		all[m.fullName] = m
+	}
 	named := map[string]bool{}
 	for name := range c.overrides {
 		named[name] = true
@@ -184,7 +195,7 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	m := &method{fullName: name, operation: name}
 	if d != nil {
 		var option *dedupv1.MethodPolicy
-		option, level = describe(d)
+		option, level = optionOf(d)
 		if !c.overrides[name].Replace {
 			proto.Merge(p, option)
 		}

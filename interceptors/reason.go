@@ -3,7 +3,6 @@ package interceptors
 import (
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -78,7 +77,7 @@ func (r refusal) code() codes.Code {
 // err returns r as a status error.
 func (r refusal) err() error {
 	info := &errdetails.ErrorInfo{
-		Reason:   strings.TrimPrefix(r.reason.String(), "REASON_"),
+		Reason:   policy.ReasonName(r.reason),
 		Domain:   policy.Domain,
 		Metadata: map[string]string{},
 	}

@@ -54,13 +54,14 @@ type serverConfig struct {
 	lease, maxRun, wait time.Duration
 	hold                time.Duration
 
-	log      *slog.Logger
-	observe  Observer
-	lifetime context.Context //nolint:containedctx // the server's lifetime, not a call's
-	closed   func()
-	journal  string
-	parker   *Parker // nil: what cannot be reconciled is counted and logged only
-	trace    Tracing
+	log         *slog.Logger
+	observe     Observer
+	hasObserver bool
+	lifetime    context.Context //nolint:containedctx // the server's lifetime, not a call's
+	closed      func()
+	journal     string
+	parker      *Parker // nil: what cannot be reconciled is counted and logged only
+	trace       Tracing
 }
 
 func newServerConfig(opts []ServerOption) (*serverConfig, error) {
@@ -249,10 +250,14 @@ func WithLogger(l *slog.Logger) ServerOption {
 	})
 }
 
-// WithObserver is told what happens, for counting.
+// WithObserver is told what happens, for counting. One is taken: to count twice,
+// make one whose functions tell both.
 func WithObserver(o Observer) ServerOption {
 	return serverOption(func(c *serverConfig) error {
-		c.observe = o
+		if c.hasObserver {
+			return errors.New("there are two observers, keep one WithObserver: of two one would be told nothing")
+		}
+		c.observe, c.hasObserver = o, true
 		return nil
 	})
 }

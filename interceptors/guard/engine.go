@@ -172,11 +172,12 @@ func New(c Config) (*Engine, error) {
 // Namespace returns the namespace that the records belong to.
 func (e *Engine) Namespace() string { return e.namespace }
 
-// Close ends the contexts of all runs with ErrClosed, goes on delivering for up
-// to Config.CloseTime, gives up what is left of it (what is in the journal stays
-// there for the next process), and waits for all that to have stopped; for a
-// reconciler that ignores its context only half of that time. Close after the runs have ended: those that still go on deliver their outcome for as
-// long as a foreground delivery takes, and no longer. A second Close does nothing.
+// Close ends the contexts of all runs with ErrClosed, goes on delivering for up to
+// Config.CloseTime, and gives up what is left then; what is in the journal stays
+// there for the next process. It waits for all that to have stopped, and half of
+// that time for a reconciler that ignores its context. Close after the runs have
+// ended: one that still goes on delivers its outcome for as long as a foreground
+// delivery takes, and no longer. A second Close does nothing.
 func (e *Engine) Close() {
 	e.closing.Do(func() {
 		e.end(ErrClosed)

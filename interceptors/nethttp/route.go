@@ -156,3 +156,14 @@ func (t *route) fingerprint(operation string, r *http.Request, body []byte) (*de
 	}
 	return proto.CloneOf(fp), err
 }
+
+// call is what the route says of every request to the engine.
+func (t *route) call(operation string, fp *dedupv1.Fingerprint) guard.Call {
+	p := t.Policy
+	return guard.Call{
+		Operation: operation, Fingerprints: []*dedupv1.Fingerprint{fp},
+		Lease: p.GetLease().AsDuration(), MaxRun: t.MaxRun, Wait: t.Wait, RefuseAtOnce: t.Wait == 0,
+		Retention: p.GetRetention().AsDuration(), RerunSafe: p.GetRerunSafe(), SharedWithRerun: t.shared,
+		Basis: t.Basis, CallerCancels: p.GetCallerCancels(),
+	}
+}

@@ -1,6 +1,7 @@
 package nethttp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -154,11 +155,7 @@ func NewWebhook(engine *guard.Engine, c WebhookConfig) (*Webhook, error) {
 	if err := errors.Join(append(faults, err)...); err != nil {
 		return nil, err
 	}
-	log := c.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &Webhook{config: c, engine: engine, route: t, log: log}, nil
+	return &Webhook{config: c, engine: engine, route: t, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler))}, nil
 }
 
 // Wrap returns a handler that runs next once for each event.
@@ -209,8 +206,7 @@ func (h *Webhook) call(r *http.Request, body []byte) (guard.Call, *problem) {
 			return guard.Call{}, newProblem(dedupv1.Reason_REASON_INPUT_INVALID, "the event cannot be told from others under its id")
 		}
 	}
-	x := &exchange{route: h.route, request: r}
-	call := x.policy(h.config.Operation, webhookFingerprint(h.config.Operation, same))
+	call := h.route.call(h.config.Operation, webhookFingerprint(h.config.Operation, same))
 	call.Key = []byte(id)
 	return call, nil
 }
