@@ -62,7 +62,7 @@ func (k *keyedCall) ending(ctx context.Context, resp any, err error, a guard.Att
 // sentFor is what the caller is sent for a run's error: a refusal of the run itself
 // as one of ours, any other error as the handler's own.
 func sentFor(ctx context.Context, err error) error {
-	if r := ownRefusal(ctx, err); r != nil {
+	if r := guard.RunRefusal(err, guard.RecordIDFrom(ctx)); r != nil {
 		return refusalStatus(r)
 	}
 	return policy.StatusOf(markNested(err)).Err()
@@ -71,7 +71,7 @@ func sentFor(ctx context.Context, err error) error {
 // errorEnding says what err means for a run's record, which stores it as sent.
 func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time.Duration, store func(proto.Message, error) *dedupv1.Outcome) guard.Ending {
 	left, how := guard.LeftBehind(ctx), policy.Released
-	if !refusedFor(ownRefusal(ctx, err), left) {
+	if !refusedFor(guard.RunRefusal(err, guard.RecordIDFrom(ctx)), left) {
 		how = endingOf(t, err, left)
 	}
 	return ending.Of(how, markOf(err), left, noteOf(sent), hold, func() *dedupv1.Outcome { return store(nil, sent) })
@@ -113,16 +113,6 @@ func (k *keyedCall) outcome(resp proto.Message, err error, a guard.Attempt) *ded
 
 // noteOf is what an operator may see of an error: its code.
 func noteOf(err error) string { return "the handler returned " + status.Code(err).String() }
-
-// ownRefusal finds, in what a handler returned, the refusal of its own run by the
-// resource that keeps the record; nil for every other error.
-func ownRefusal(ctx context.Context, err error) *guard.RefusalError {
-	r, ok := errors.AsType[*guard.RefusalError](err)
-	if !ok || string(r.RecordID) != string(guard.RecordIDFrom(ctx)) {
-		return nil
-	}
-	return r
-}
 
 // refusedFor reports a refusal that says nothing of this run's effect but that
 // there is none.
