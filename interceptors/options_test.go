@@ -100,7 +100,6 @@ func TestServerOptionsRefuseWhatCannotWork(t *testing.T) {
 		"a hold out of range":           {[]interceptors.ServerOption{interceptors.WithErrorHold(time.Hour)}, "error hold"},
 		"a negative wait":               {[]interceptors.ServerOption{interceptors.WithWait(-1)}, "negative"},
 		"no lease at all":               {[]interceptors.ServerOption{interceptors.WithLease(0)}, "more than no time"},
-		"two observers":                 {[]interceptors.ServerOption{interceptors.WithObserver(interceptors.Observer{}), interceptors.WithObserver(interceptors.Observer{})}, "two observers"},
 		"a method overridden twice":     {[]interceptors.ServerOption{policyOf(nil), policyOf(nil)}, "overridden twice"},
 	}
 	valid := []interceptors.ServerOption{interceptors.WithNamespace("test"), interceptors.WithCaller(callerOf)}

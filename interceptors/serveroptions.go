@@ -13,6 +13,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/hooks"
 )
 
 // DefaultErrorHold is how long a permanent error with nothing applied is kept
@@ -54,14 +55,13 @@ type serverConfig struct {
 	lease, maxRun, wait time.Duration
 	hold                time.Duration
 
-	log         *slog.Logger
-	observe     Observer
-	hasObserver bool
-	lifetime    context.Context //nolint:containedctx // the server's lifetime, not a call's
-	closed      func()
-	journal     string
-	parker      *Parker // nil: what cannot be reconciled is counted and logged only
-	trace       Tracing
+	log      *slog.Logger
+	observe  Observer
+	lifetime context.Context //nolint:containedctx // the server's lifetime, not a call's
+	closed   func()
+	journal  string
+	parker   *Parker // nil: what cannot be reconciled is counted and logged only
+	trace    Tracing
 }
 
 func newServerConfig(opts []ServerOption) (*serverConfig, error) {
@@ -250,14 +250,11 @@ func WithLogger(l *slog.Logger) ServerOption {
 	})
 }
 
-// WithObserver is told what happens, for counting. One is taken: to count twice,
-// make one whose functions tell both.
+// WithObserver is told what happens, for counting. Several are told in the order
+// of the options.
 func WithObserver(o Observer) ServerOption {
 	return serverOption(func(c *serverConfig) error {
-		if c.hasObserver {
-			return errors.New("there are two observers, keep one WithObserver: of two one would be told nothing")
-		}
-		c.observe, c.hasObserver = o, true
+		c.observe = c.observe.and(o)
 		return nil
 	})
 }
@@ -316,4 +313,15 @@ type Observer struct {
 	// Stream: a streaming call passed through; keyed tells that it carried a key,
 	// which was ignored.
 	Stream func(fullMethod string, keyed bool)
+}
+
+// and returns an observer that tells o, then next.
+func (o Observer) and(next Observer) Observer {
+	return Observer{
+		Observer:    o.And(next.Observer),
+		Keyless:     hooks.Join1(o.Keyless, next.Keyless),
+		Unprotected: hooks.Join1(o.Unprotected, next.Unprotected),
+		Observed:    hooks.Join3(o.Observed, next.Observed),
+		Stream:      hooks.Join2(o.Stream, next.Stream),
+	}
 }

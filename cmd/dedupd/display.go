@@ -31,7 +31,7 @@ const (
 // display is how records are printed.
 type display struct {
 	Output   outputFormat `short:"o" enum:"table,json" default:"table" help:"How to print: table, or json (protobuf's JSON; lists print one record per line)."`
-	ShowKeys bool         `help:"Print keys. Without it they are masked, since they may be secrets."`
+	ShowKeys bool         `help:"Print keys and callers. Without it they are masked, since they may be secrets."`
 }
 
 // one prints a single record.
@@ -49,13 +49,18 @@ func (d display) one(w io.Writer, info *dedupv1.RecordInfo) error {
 	return err
 }
 
-// json prints info on one line. Masked keys are left out.
+// json prints info on one line.
 func (d display) json(w io.Writer, info *dedupv1.RecordInfo) error {
-	if !d.ShowKeys && info.GetIdentity() != nil {
-		info = proto.CloneOf(info)
-		info.Identity.Key = nil
-	}
+	info = proto.CloneOf(info)
+	d.mask(info.GetIdentity())
 	return jsonLine(w, info)
+}
+
+// mask leaves out of JSON what a person would see masked.
+func (d display) mask(id *dedupv1.Identity) {
+	if id != nil && !d.ShowKeys {
+		id.Key, id.Caller = nil, nil
+	}
 }
 
 // jsonLine prints m on one line.
@@ -82,8 +87,8 @@ func (d display) facts(info *dedupv1.RecordInfo) []fact {
 		{"state", stateName(info.GetState()) + remarks(info)},
 		{"namespace", id.GetNamespace()},
 		{"operation", printable([]byte(id.GetOperation()))},
-		{"caller", printable(id.GetCaller())},
-		{"key", d.key(id.GetKey())},
+		{"caller", d.secret(id.GetCaller())},
+		{"key", d.secret(id.GetKey())},
 		{"fence", strconv.FormatInt(info.GetFence(), 10)},
 		{"mode", strings.ToLower(strings.TrimPrefix(info.GetMode().String(), "MODE_"))},
 		{"grants", strconv.FormatInt(info.GetGrants(), 10)},
@@ -147,7 +152,7 @@ func (r *rows) add(info *dedupv1.RecordInfo) error {
 	id := info.GetIdentity()
 	r.table.AppendRow(table.Row{
 		shortOf(info), stateName(info.GetState()), id.GetNamespace(),
-		printable([]byte(id.GetOperation())), printable(id.GetCaller()), r.key(id.GetKey()),
+		printable([]byte(id.GetOperation())), r.secret(id.GetCaller()), r.secret(id.GetKey()),
 		rough(info.GetAge()), rough(info.GetLeaseLeft()), rough(info.GetEnds().GetExpiresIn()),
 	})
 	return nil
@@ -182,8 +187,8 @@ func newTable() table.Writer {
 	return t
 }
 
-// key masks k unless keys are to be shown.
-func (d display) key(k []byte) string { return show.Key(k, d.ShowKeys) }
+// secret masks a key or a caller unless they are to be shown.
+func (d display) secret(s []byte) string { return show.Secret(s, d.ShowKeys) }
 
 // printable returns b as text that is harmless on a terminal.
 func printable(b []byte) string { return show.Printable(b) }

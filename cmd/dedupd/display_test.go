@@ -48,6 +48,16 @@ func TestTheNextStepOfAnUnknownRecordDependsOnItsLease(t *testing.T) {
 	require.Contains(t, nextStep(info), "wait for the lease to end")
 }
 
+// A conflict's record may be gone when it is refused, and then there is no fence.
+func TestAConflictTellsWhatItMet(t *testing.T) {
+	t.Parallel()
+	c := &dedupv1.ConflictInfo{RefusedFence: 3, RecordFence: 4}
+	require.Contains(t, conflictText(c), "when the record had fence 4")
+	c.RecordFence = 0
+	require.Contains(t, conflictText(c), "when its record was gone: forgotten, or past its time")
+	require.NotContains(t, conflictText(c), "fence 0")
+}
+
 func TestTimesAreRoundedForPeople(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{

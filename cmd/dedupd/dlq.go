@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/replay"
 )
 
 // dlqCmd groups what an operator does with dead letters. Each talks to a running
@@ -145,15 +146,15 @@ func (c *chosen) find(ctx context.Context, r remote, conn grpc.ClientConnInterfa
 		})
 		return found, nil, err
 	}
-	if len(c.Entry) > c.Limit {
-		return nil, nil, usagef("%d dead letters are named; name fewer, or raise --limit", len(c.Entry))
+	ids := c.named()
+	if len(ids) > c.Limit {
+		return nil, nil, usagef("%d dead letters are named; name fewer, or raise --limit", len(ids))
 	}
-	for _, text := range c.Entry {
-		id, _ := entryID(text) // Validate has read it
+	for _, id := range ids {
 		e, err := getEntry(ctx, r, conn, id)
 		switch {
 		case errors.Is(err, errNoEntry):
-			missing = append(missing, strings.ToLower(text))
+			missing = append(missing, hex.EncodeToString(id))
 		case err != nil:
 			return nil, nil, err
 		default:
@@ -164,6 +165,21 @@ func (c *chosen) find(ctx context.Context, r remote, conn grpc.ClientConnInterfa
 		return nil, nil, errNoEntry
 	}
 	return found, missing, nil
+}
+
+// named are the ids that were typed, each once: named twice, an entry would be
+// acted on twice.
+func (c *chosen) named() [][]byte {
+	var ids [][]byte
+	seen := map[string]bool{}
+	for _, text := range c.Entry {
+		id, _ := entryID(text) // Validate has read it
+		if !seen[string(id)] {
+			seen[string(id)] = true
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // getEntry asks for one entry; errNoEntry when there is none.
@@ -179,25 +195,38 @@ func getEntry(ctx context.Context, r remote, conn grpc.ClientConnInterface, id [
 
 // tally counts what became of several entries.
 type tally struct {
-	verb       string // "replayed"
-	all, fault int
+	verb        string // "replayed"
+	all, fault  int
+	unprotected int // done, but not as it was meant
 }
 
-func (t *tally) add(ok bool) {
+func (t *tally) add(result string) {
 	t.all++
-	if !ok {
+	switch result {
+	case resultFailed, string(replay.SkippedLive):
 		t.fault++
+	case string(replay.Unprotected):
+		t.unprotected++
 	}
 }
 
 // err says what could not be done; nil where all was.
 func (t *tally) err() error {
-	if t.fault == 0 {
+	switch t.all {
+	case t.all - t.fault - t.unprotected:
 		return nil
-	}
-	text := fmt.Sprintf("%d of %d dead letters were not %s; the rest were", t.fault, t.all, t.verb)
-	if t.fault == t.all {
+	case t.fault:
 		return fmt.Errorf("none of %d dead letters was %s", t.all, t.verb)
 	}
-	return &partialError{message: text}
+	var parts []string
+	if t.fault > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d dead letters were not %s", t.fault, t.all, t.verb))
+	}
+	if t.unprotected > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d ran without protection, so that nothing keeps a caller's own retry from doing it again", t.unprotected, t.all))
+	}
+	if t.fault+t.unprotected < t.all {
+		parts = append(parts, "the rest were "+t.verb)
+	}
+	return &partialError{message: strings.Join(parts, "; ")}
 }

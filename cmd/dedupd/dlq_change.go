@@ -106,11 +106,15 @@ func (c *chosen) change(ctx context.Context, s streams, r remote, d display, wha
 		results.add(entryResult{Entry: id, Result: resultFailed, Message: errNoEntry.Error()})
 	}
 	for batch := range slices.Chunk(found, changeBatch) {
-		if err := c.changeBatch(ctx, r, conn, batch, what, results); err != nil {
-			return errors.Join(results.end(), err)
+		if err = c.changeBatch(ctx, r, conn, batch, what, results); err != nil {
+			break
 		}
 	}
-	return errors.Join(results.end(), results.err())
+	if err != nil {
+		results.left(found, "dedupd did not say what came of it")
+		err = fmt.Errorf("%w; run the same command again for the rest", err)
+	}
+	return errors.Join(results.end(), err, results.err())
 }
 
 func (c *chosen) changeBatch(ctx context.Context, r remote, conn grpc.ClientConnInterface, batch []*dedupv1.DeadLetter, what change, results *results) error {
@@ -196,17 +200,19 @@ type results struct {
 	w      io.Writer
 	format outputFormat
 	table  table.Writer
-	failed error // of the writer
+	told   map[string]bool // entries
+	failed error           // of the writer
 }
 
 func newResults(w io.Writer, format outputFormat, done string) *results {
 	t := newTable()
 	t.AppendHeader(table.Row{"entry", "operation", "result", "code", "message"})
-	return &results{w: w, format: format, table: t, tally: tally{verb: done}}
+	return &results{w: w, format: format, table: t, told: map[string]bool{}, tally: tally{verb: done}}
 }
 
 func (r *results) add(res entryResult) {
-	r.tally.add(res.Result != resultFailed && res.Result != "SKIPPED_LIVE")
+	r.tally.add(res.Result)
+	r.told[res.Entry] = true
 	if r.format == outputJSON {
 		line, err := json.Marshal(res)
 		if err == nil {
@@ -220,6 +226,18 @@ func (r *results) add(res entryResult) {
 		message = strings.TrimSpace("now entry " + res.Replaced + "  " + message)
 	}
 	r.table.AppendRow(table.Row{res.Entry, printable([]byte(res.Operation)), res.Result, res.Code, message})
+}
+
+// left names the entries that nothing has been told of, since something has ended
+// the command before its time, and returns their ids.
+func (r *results) left(found []*dedupv1.DeadLetter, why string) (ids []string) {
+	for _, e := range found {
+		if id := hex.EncodeToString(e.GetEntryId()); !r.told[id] {
+			r.add(entryResult{Entry: id, Operation: e.GetIdentity().GetOperation(), Result: resultFailed, Message: why})
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // end prints the table.

@@ -113,7 +113,7 @@ func (r *entryRows) add(e *dedupv1.DeadLetter) error {
 	id := e.GetIdentity()
 	r.table.AppendRow(table.Row{
 		hex.EncodeToString(e.GetEntryId()), kindName(e.GetKind()), entryState(e), id.GetNamespace(),
-		printable([]byte(id.GetOperation())), printable(id.GetCaller()), r.key(id.GetKey()), codeName(e.GetCode()),
+		printable([]byte(id.GetOperation())), r.secret(id.GetCaller()), r.secret(id.GetKey()), codeName(e.GetCode()),
 		strconv.FormatInt(e.GetCount(), 10), strconv.FormatInt(e.GetReplays(), 10), rough(e.GetAge()), resultName(e.GetResult()),
 	})
 	return nil
@@ -220,13 +220,11 @@ func codeName(c int32) string {
 	return codes.Code(c).String() //nolint:gosec // any number is a code to gRPC
 }
 
-// entryJSON prints an entry on one line. Masked keys are left out, and so is what
-// a request says, unless it is asked for.
+// entryJSON prints an entry on one line. What a request says is left out unless
+// it is asked for.
 func (d display) entryJSON(w io.Writer, e *dedupv1.DeadLetter, request bool) error {
 	e = proto.CloneOf(e)
-	if !d.ShowKeys && e.GetIdentity() != nil {
-		e.Identity.Key = nil
-	}
+	d.mask(e.GetIdentity())
 	if !request {
 		e.Request, e.Metadata = nil, nil
 	}

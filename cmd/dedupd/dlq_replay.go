@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,7 +26,7 @@ type dlqReplayCmd struct {
 	target      `embed:""`
 	Edit        string        `env:"-" placeholder:"FILE" help:"Send this request in place of the stored one, of one dead letter: protobuf's JSON, as 'dlq show --show-request' prints it; - reads stdin. It gets a new key and a new dead letter, linked to the old one, which is closed."`
 	Force       bool          `env:"-" help:"Send what nobody can look up any more, its key having expired, under a new key. If the work was done after all, it is done twice."`
-	Concurrency int           `env:"-" default:"4" help:"How many to send at a time."`
+	Concurrency int           `env:"-" default:"4" help:"How many to send at a time, once an answer has shown that the service looks at keys."`
 	Rate        float64       `env:"-" default:"10" help:"How many to begin in a second."`
 	CallTimeout time.Duration `env:"-" default:"30s" help:"How long each may take, up to 14m."`
 	descriptors `embed:""`
@@ -98,7 +101,39 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s streams) error {
 	} else {
 		err = run.all(ctx, found)
 	}
-	return errors.Join(run.results.end(), overWire(c.Addr, err), run.results.err())
+	err = overWire(c.Addr, err)
+	if err != nil && c.Edit == "" {
+		err = fmt.Errorf("%w; %s", err, c.goOn(run.results.left(found, "nothing was sent")))
+	}
+	return errors.Join(run.results.end(), err, run.results.err())
+}
+
+// typedIDs is how many ids somebody can be asked to type.
+const typedIDs = 20
+
+// goOn says what to type for entries that were not sent. Metadata may be secret.
+func (c *dlqReplayCmd) goOn(ids []string) string {
+	if len(ids) == 0 || len(ids) > typedIDs {
+		return "run the same command again: what has been done is not done again"
+	}
+	words := append([]string{"go on with: dedupd dlq replay"}, ids...)
+	words = append(words, "--target", c.Target)
+	switch {
+	case c.Plaintext:
+		words = append(words, "--plaintext")
+	case c.CA != "":
+		words = append(words, "--tls", "--ca", strconv.Quote(c.CA))
+	default:
+		words = append(words, "--tls")
+	}
+	for _, m := range c.Metadata {
+		name, _, _ := strings.Cut(m, "=")
+		words = append(words, "--metadata", name+"=...")
+	}
+	if c.Force {
+		words = append(words, "--force")
+	}
+	return strings.Join(append(words, "--addr", c.Addr), " ")
 }
 
 // dialTarget connects to the service through the interceptors, as its clients do.
@@ -161,7 +196,7 @@ func (r *replaying) tell(res replay.Result, e *dedupv1.DeadLetter, parent []byte
 	}
 	if res.Err != nil {
 		st := policy.StatusOf(res.Err)
-		out.Code, out.Message = st.Code().String(), st.Message()
+		out.Code, out.Message = st.Code().String(), cmp.Or(met(r.Target, st), st.Message())
 		if reason, _ := interceptors.ReasonOf(res.Err); reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN {
 			out.Message += "; find out, then: dedupd keys resolve --id " + hex.EncodeToString(e.GetRecordId())[:shortID]
 		}

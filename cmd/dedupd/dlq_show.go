@@ -116,8 +116,8 @@ func (d display) entryFacts(e *dedupv1.DeadLetter) []fact {
 		{"record state", stateName(e.GetRecordState())},
 		{"namespace", id.GetNamespace()},
 		{"operation", printable([]byte(id.GetOperation()))},
-		{"caller", printable(id.GetCaller())},
-		{"key", d.key(id.GetKey())},
+		{"caller", d.secret(id.GetCaller())},
+		{"key", d.secret(id.GetKey())},
 		{"target", printable([]byte(e.GetTarget()))},
 		{"method", printable([]byte(e.GetMethod()))},
 		{"request", request},
@@ -154,8 +154,12 @@ func conflictText(c *dedupv1.ConflictInfo) string {
 	if c.GetSuccess() {
 		what = "a success"
 	}
-	return fmt.Sprintf("%s of the holder with fence %d was refused at %s, when the record had fence %d",
-		what, c.GetRefusedFence(), c.GetAt().AsTime().UTC().Format(time.RFC3339), c.GetRecordFence())
+	met := "its record was gone: forgotten, or past its time"
+	if c.GetRecordFence() != 0 {
+		met = fmt.Sprintf("the record had fence %d", c.GetRecordFence())
+	}
+	return fmt.Sprintf("%s of the holder with fence %d was refused at %s, when %s",
+		what, c.GetRefusedFence(), c.GetAt().AsTime().UTC().Format(time.RFC3339), met)
 }
 
 // entryNext says what an operator can do about an entry.

@@ -155,6 +155,22 @@ func serveShop(t *testing.T, dedupd string, opts ...interceptors.ServerOption) *
 	return s
 }
 
+// serveBare serves without interceptors, and returns the address.
+func serveBare(t *testing.T, register func(grpc.ServiceRegistrar)) string {
+	t.Helper()
+	srv := grpc.NewServer()
+	register(srv)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error)
+	go func() { served <- srv.Serve(lis) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		require.NoError(t, <-served)
+	})
+	return lis.Addr().String()
+}
+
 func shopCaller(ctx context.Context) (string, error) {
 	return strings.Join(metadata.ValueFromIncomingContext(ctx, "authorization"), ""), nil
 }

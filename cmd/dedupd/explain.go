@@ -70,23 +70,17 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errNoRecord), errors.Is(err, errNoEntry):
 		return exitNoRecord
-	case errors.As(err, &partial):
-		return exitPartial
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
+	case errors.As(err, &partial):
+		return exitPartial
 	}
 	return exitFailed
 }
 
-// explain says err in one sentence for a person. What came over gRPC loses its
-// wrapping and gains what to do next.
-func explain(err error) string {
-	var remote *remoteError
-	if !errors.As(err, &remote) {
-		return err.Error()
-	}
-	return remote.sentence()
-}
+// explain says err on one line for a person. What came over gRPC says what to do
+// next; several errors are told one after the other.
+func explain(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // remoteError is what a call to a server ended with.
 type remoteError struct {
@@ -118,10 +112,13 @@ func (e *remoteError) sentence() string {
 	}
 	switch st.Code() { //nolint:exhaustive // the other codes are told by their message
 	case codes.Unavailable:
-		return "cannot reach dedupd at " + e.addr + "; start it with `dedupd serve`, or name another address with --addr"
+		return notReached(e.addr, st)
 	case codes.Unimplemented:
 		return "what listens at " + e.addr + " is not dedupd, or one of another version; --addr takes its gRPC address"
 	case codes.DeadlineExceeded:
+		if met(e.addr, st) != "" {
+			return notReached(e.addr, st)
+		}
 		return "no answer from " + e.addr + " in time; try again, or wait longer with --timeout"
 	case codes.Canceled:
 		return errInterrupted.Error()

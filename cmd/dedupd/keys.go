@@ -35,7 +35,7 @@ func (r remote) connect() (*grpc.ClientConn, error) {
 	if err := checkAddress("addr", r.Addr); err != nil {
 		return nil, usagef("%v", err)
 	}
-	conn, err := grpc.NewClient(r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()), reconnect(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, usagef("--addr is %q; it takes host:port", r.Addr)

@@ -27,10 +27,11 @@ func TestKeysGetShowsARecordAndMasksItsKey(t *testing.T) {
 
 	stdout, _ := exits(t, exitDone, byParts...)
 	id := find(t, stdout, `record\s+([0-9a-f]{64})\n`)
-	for _, want := range []string{`state\s+completed\n`, `namespace\s+shop\n`, `operation\s+` + operation, `caller\s+acme\n`, `key\s+\*\*\*\* \(10 bytes\)\n`, `grants\s+1\n`, `kept until\s+\d{4}-.*\(7d0h left\)`} {
+	for _, want := range []string{`state\s+completed\n`, `namespace\s+shop\n`, `operation\s+` + operation, `caller\s+\*\*\*\* \(4 bytes\)\n`, `key\s+\*\*\*\* \(10 bytes\)\n`, `grants\s+1\n`, `kept until\s+\d{4}-.*\(7d0h left\)`} {
 		require.Regexp(t, want, stdout)
 	}
 	require.NotContains(t, stdout, "secret-key")
+	require.NotContains(t, stdout, "acme")
 
 	for _, by := range [][]string{
 		{"--id", id},
@@ -41,6 +42,7 @@ func TestKeysGetShowsARecordAndMasksItsKey(t *testing.T) {
 		stdout, _ = exits(t, exitDone, append([]string{"keys", "get", "--show-keys", "--addr", s.grpc}, by...)...)
 		require.Contains(t, stdout, id)
 		require.Regexp(t, `key\s+secret-key\n`, stdout)
+		require.Regexp(t, `caller\s+acme\n`, stdout)
 	}
 
 	stdout, _ = exits(t, exitDone, append(byParts, "-o", "json")...)
@@ -48,9 +50,11 @@ func TestKeysGetShowsARecordAndMasksItsKey(t *testing.T) {
 	require.NoError(t, protojson.Unmarshal([]byte(stdout), &info))
 	require.Equal(t, dedupv1.State_STATE_COMPLETED, info.GetState())
 	require.Empty(t, info.GetIdentity().GetKey())
+	require.Empty(t, info.GetIdentity().GetCaller())
 	stdout, _ = exits(t, exitDone, append(byParts, "-o", "json", "--show-keys")...)
 	require.NoError(t, protojson.Unmarshal([]byte(stdout), &info))
 	require.Equal(t, "secret-key", string(info.GetIdentity().GetKey()))
+	require.Equal(t, "acme", string(info.GetIdentity().GetCaller()))
 }
 
 func TestKeysGetOfNothingExitsWith3(t *testing.T) {
@@ -105,7 +109,7 @@ func TestKeysListFiltersAndPages(t *testing.T) {
 	table := list("--state", "completed")
 	require.Len(t, table, 2)
 	require.Regexp(t, `^RECORD\s+STATE\s+NAMESPACE\s+OPERATION\s+CALLER\s+KEY\s+AGE\s+LEASE LEFT\s+KEPT FOR$`, table[0])
-	require.Regexp(t, `^[0-9a-f]{12}\s+completed\s+shop\s+`+operation+`\s+acme\s+\*\*\*\* \(4 bytes\)\s+\S+\s+7d0h$`, table[1])
+	require.Regexp(t, `^[0-9a-f]{12}\s+completed\s+shop\s+`+operation+`\s+\*\*\*\* \(4 bytes\)\s+\*\*\*\* \(4 bytes\)\s+\S+\s+7d0h$`, table[1])
 	require.Equal(t, "stopped at --limit; 0 lists all", list("--limit", "3")[4])
 	require.Len(t, list("--state", "completed,reserved", "--limit", "0", "-o", "json"), many+1)
 	require.Equal(t, []string{"no records"}, list("--namespace", "other"))

@@ -50,24 +50,31 @@ func (c *keysWatchCmd) Run(ctx context.Context, s streams) error {
 	client := dedupv1.NewDedupServiceClient(conn)
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
+	wait := patience{addr: c.Addr, w: s.err}
 	var last *dedupv1.RecordInfo
 	for {
 		info, err := c.look(ctx, client, lookup)
-		if err != nil {
-			return c.ended(err)
-		}
-		if last == nil || changed(last, info) {
-			if err := c.change(s, info); err != nil {
+		switch {
+		case errors.Is(err, context.Canceled):
+			return nil // Ctrl-C is how a watch ends
+		case wait.outlasts(err):
+		case err != nil:
+			return err
+		default:
+			held := lookup.GetWait() != nil && !changed(last, info) // and is now let go, as by a server that stops
+			if err := c.tell(s, last, info); err != nil {
 				return err
 			}
-		}
-		last, lookup.Wait = info, nil
-		if over(info) && !c.Follow {
-			return nil
-		}
-		if info.GetState() == dedupv1.State_STATE_RESERVED {
-			lookup.Wait = durationpb.New(min(c.Timeout/2, 30*time.Second)) // held until the run has ended
-			continue
+			last, lookup.Wait = info, nil
+			if over(info) && !c.Follow {
+				return nil
+			}
+			if info.GetState() == dedupv1.State_STATE_RESERVED {
+				lookup.Wait = durationpb.New(min(c.Timeout/2, 30*time.Second)) // held until the run has ended
+				if !held {
+					continue
+				}
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -75,14 +82,6 @@ func (c *keysWatchCmd) Run(ctx context.Context, s streams) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// ended tells Ctrl-C, which is how a watch ends, from a failure.
-func (c *keysWatchCmd) ended(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
 }
 
 func (c *keysWatchCmd) look(ctx context.Context, client dedupv1.DedupServiceClient, lookup *dedupv1.LookupRequest) (*dedupv1.RecordInfo, error) {
@@ -95,8 +94,11 @@ func (c *keysWatchCmd) look(ctx context.Context, client dedupv1.DedupServiceClie
 	return reply.GetRecord(), overWire(c.Addr, err)
 }
 
-// change prints one line.
-func (c *keysWatchCmd) change(s streams, info *dedupv1.RecordInfo) error {
+// tell prints one line, if there is something new.
+func (c *keysWatchCmd) tell(s streams, last, info *dedupv1.RecordInfo) error {
+	if last != nil && !changed(last, info) {
+		return nil
+	}
 	if c.Output == outputJSON {
 		return c.json(s.out, info)
 	}

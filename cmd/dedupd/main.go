@@ -45,13 +45,14 @@ type commandLine struct {
 
 // streams are the standard streams of a run.
 type streams struct {
-	in  *os.File
-	out io.Writer
-	err io.Writer
+	in      *os.File
+	out     io.Writer
+	err     io.Writer
+	environ []string // the variables, to tell those that nobody reads
 }
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+	os.Exit(run(context.Background(), os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ()}))
 }
 
 // run does what args ask and returns the exit code.
@@ -82,6 +83,9 @@ func run(parent context.Context, args []string, s streams) int {
 		}
 		return report(s.err, usageOf(err))
 	}
+	if err := checkEnvironment(parser.Model, s.environ, s.err); err != nil {
+		return report(s.err, err)
+	}
 	call.BindTo(ctx, (*context.Context)(nil))
 	call.Bind(s)
 	err = call.Run()
@@ -95,7 +99,7 @@ func newParser(cmd *commandLine, s streams, exit func(int)) (*kong.Kong, error) 
 	return kong.New(cmd,
 		kong.Name("dedupd"),
 		kong.Description("dedupd makes retried calls harmless: for one key the effect happens at most once, and every repeat gets the first answer.\n\n"+
-			"A flag can also be set by the variable shown beside it; the command line wins. Durations are written like 90s, 12h or 7d.\n\n"+
+			"A flag can also be set by the variable shown beside it; the command line wins. A DEDUPD_ variable that is nearly one of them is refused. Durations are written like 90s, 12h or 7d.\n\n"+
 			"Exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such record or dead letter, 4 done in part, 130 interrupted."),
 		kong.DefaultEnvars("DEDUPD"),
 		kong.Writers(s.out, s.err),

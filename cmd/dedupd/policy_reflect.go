@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
@@ -15,6 +16,9 @@ import (
 // of only, where it is not empty, for those services alone.
 func reflected(ctx context.Context, conn grpc.ClientConnInterface, addr string, only ...string) (*descriptorpb.FileDescriptorSet, []string, error) {
 	unreflected := func(err error) error {
+		if what := met(addr, status.Convert(err)); what != "" {
+			return fmt.Errorf("%s; give the address of a gRPC service, or a file descriptor set instead", what)
+		}
 		return fmt.Errorf("the service at %s does not tell its files by gRPC reflection (v1); give a file descriptor set instead: %w", addr, err)
 	}
 	stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)

@@ -169,7 +169,11 @@ func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 }
 
 func checkAddress(flag, addr string) error {
-	if _, _, err := net.SplitHostPort(addr); err != nil {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port) //nolint:noctx // a number, or a name of this machine's list
+	}
+	if err != nil {
 		return fmt.Errorf("--%s is %q; it takes host:port", flag, addr)
 	}
 	return nil

@@ -50,22 +50,25 @@ func (c *topCmd) Run(ctx context.Context, s streams) error {
 	live := isTerminal(s.out) && !c.Once && c.Output == outputTable
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
+	wait := patience{addr: c.Addr, w: s.err}
 	var before *dedupv1.StatsResponse
 	for {
 		now, err := c.look(ctx, admin)
-		if errors.Is(err, context.Canceled) {
+		switch {
+		case errors.Is(err, context.Canceled):
 			return nil
-		}
-		if err != nil {
+		case wait.outlasts(err):
+		case err != nil:
 			return err
+		default:
+			if err := c.print(s.out, before, now, live); err != nil {
+				return err
+			}
+			if c.Once || !live && c.Output == outputTable {
+				return nil
+			}
+			before = now
 		}
-		if err := c.print(s.out, before, now, live); err != nil {
-			return err
-		}
-		if c.Once || !live && c.Output == outputTable {
-			return nil
-		}
-		before = now
 		select {
 		case <-ctx.Done():
 			return nil //nolint:nilerr // Ctrl-C is how it ends

@@ -13,24 +13,26 @@ import (
 type reach uint8
 
 const (
-	neither  reach = iota // it says nothing
-	answered              // the service is there
-	silent                // it is not
+	neither   reach = iota // it says nothing
+	answered               // the service is there
+	protected              // it is there, and looks at keys
+	silent                 // it is not
 )
 
 // goneProbes is after how many probes somebody who waits for the end is told that
 // nobody is there.
 const goneProbes = 3
 
-// gate lets everybody through while the service is there, and one at a time
-// while it is not.
+// gate lets everybody through once the service has shown that it looks at keys and
+// while it is there; else one at a time.
 type gate struct {
 	backoff policy.Backoff
 	told    func(down bool) // may be nil
 
 	mu      sync.Mutex
-	down    int // probes that found nobody; 0: the service is there
-	probing bool
+	keys    bool          // the service looks at them
+	down    int           // probes that found nobody; 0: the service is there
+	probing bool          // somebody is sent alone
 	next    time.Time     // no probe before it
 	changed chan struct{} // closed whenever the above changes
 }
@@ -46,7 +48,7 @@ func (g *gate) enter(ctx context.Context) (leave func(reach), ok bool) {
 		g.mu.Lock()
 		wait, changed := time.Until(g.next), g.changed
 		switch {
-		case g.down == 0:
+		case g.down == 0 && g.keys:
 			g.mu.Unlock()
 			return func(r reach) { g.leave(r, false) }, true
 		case !g.probing && wait <= 0:
@@ -68,6 +70,13 @@ func (g *gate) enter(ctx context.Context) (leave func(reach), ok bool) {
 	return nil, false
 }
 
+// open reports that the service has shown that it looks at keys.
+func (g *gate) open() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.keys
+}
+
 // gone reports that probe after probe has found nobody.
 func (g *gate) gone() bool {
 	g.mu.Lock()
@@ -80,8 +89,9 @@ func (g *gate) leave(r reach, probe bool) {
 	defer g.mu.Unlock()
 	was := g.down
 	switch {
-	case r == answered:
+	case r == answered, r == protected:
 		g.down = 0
+		g.keys = g.keys || r == protected
 	case r == silent && (probe || g.down == 0): // of many that fail together one counts
 		g.next = time.Now().Add(g.backoff.Wait(g.down, 0, rand.Int64N))
 		g.down++

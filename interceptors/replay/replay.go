@@ -62,7 +62,8 @@ type Config struct {
 	RequestedOnly bool
 	// Operator says that a person asked: a final error may be opened again.
 	Operator bool
-	// Concurrency is how many entries are replayed at a time; zero means
+	// Concurrency is how many entries are replayed at a time, once an answer has
+	// shown that the service looks at keys: until then it is one. Zero means
 	// DefaultConcurrency.
 	Concurrency int
 	// Rate is how many replays begin in a second; zero means DefaultRate.
@@ -255,28 +256,35 @@ func (r *Replayer) claim(ctx context.Context, req *dedupv1.ClaimRequest) (*dedup
 }
 
 // Replay replays the named entries, once each, and hands every result to each,
-// one after the other, in the order in which they end. Once the service has not
+// one after the other, in the order in which they end. The first is sent alone, so
+// that a service that does not look at keys does the work of one. Once the service has not
 // answered three times in a row the rest is not sent: FAILED, not counted. It
 // returns an error where dedupd cannot be asked, or ctx ends: then what is on its
 // way ends first.
 func (r *Replayer) Replay(ctx context.Context, entries [][]byte, each func(Result)) error {
 	var mu sync.Mutex
+	one := func(ctx context.Context, id []byte) error {
+		res, err := r.named(ctx, id)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		each(res)
+		return nil
+	}
+	for ; len(entries) > 0 && !r.gate.open(); entries = entries[1:] {
+		if err := one(ctx, entries[0]); err != nil {
+			return err
+		}
+	}
 	work, working := errgroup.WithContext(ctx)
 	work.SetLimit(r.Concurrency)
 	for _, id := range entries {
 		if working.Err() != nil {
 			break
 		}
-		work.Go(func() error {
-			res, err := r.named(working, id)
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			each(res)
-			return nil
-		})
+		work.Go(func() error { return one(working, id) })
 	}
 	if err := work.Wait(); err != nil {
 		return err

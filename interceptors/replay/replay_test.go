@@ -166,7 +166,7 @@ func TestAServiceThatLooksAtNoKeysIsSentOneEntryOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		r, err := replay.New(replay.Config{
-			DeadLetters: w.kit.DeadLetters(), Conn: keyless{w}, Namespace: dedupdtest.Namespace, Concurrency: 1, Rate: 1000,
+			DeadLetters: w.kit.DeadLetters(), Conn: keyless{w}, Namespace: dedupdtest.Namespace, Rate: 1000,
 		})
 		require.NoError(t, err)
 		a, b := w.park("a"), w.park("b")

@@ -64,16 +64,19 @@ type Result struct {
 	Reason dedupv1.Reason
 
 	tried bool // the service may have run something
+	keys  bool // the service has shown that it looks at keys
 }
 
 // reached is what the result tells of the service.
 func (r Result) reached() reach {
-	if r.Err == nil {
-		return answered
+	if r.Err != nil {
+		switch codeOf(r.Err) { //nolint:exhaustive // the codes of a service that is not there
+		case codes.Unavailable, codes.DeadlineExceeded:
+			return silent
+		}
 	}
-	switch codeOf(r.Err) { //nolint:exhaustive // the codes of a service that is not there
-	case codes.Unavailable, codes.DeadlineExceeded:
-		return silent
+	if r.keys {
+		return protected
 	}
 	return answered
 }
@@ -134,12 +137,13 @@ func (r *Replayer) parentOpen(ctx context.Context, e *dedupv1.DeadLetter) error 
 // judge says what the service's answer means.
 func (r *Result) judge(trailer metadata.MD, err error) {
 	replayed := len(trailer[interceptors.TrailerReplayed]) == 1
+	named := len(trailer[interceptors.TrailerRecord]) > 0
 	reason, refused := interceptors.ReasonOf(err)
-	r.tried = true
+	r.tried, r.keys = true, named
 	switch {
 	case err == nil && replayed:
 		r.Outcome = AlreadyDone
-	case err == nil && len(trailer[interceptors.TrailerRecord]) == 0:
+	case err == nil && !named:
 		r.Outcome, r.Err = Unprotected, errUnprotected
 	case err == nil:
 		r.Outcome = Replayed

@@ -1,6 +1,6 @@
 // Package show writes values for people: on a terminal and on a page. Text from
-// outside becomes harmless here, and keys are masked unless they are asked for.
-// It has no state and does no I/O.
+// outside becomes harmless here, and keys and callers are masked unless they are
+// asked for. It has no state and does no I/O.
 package show
 
 import (
@@ -15,16 +15,16 @@ import (
 // ShortID is how many hex digits of a record's id errors, logs and tables show.
 const ShortID = 12
 
-// Key returns k as text, or says only how long it is unless shown is set: keys
-// may be secrets.
-func Key(k []byte, shown bool) string {
+// Secret returns a key or a caller as text, or says only how long it is unless
+// shown is set: the one may be a customer's secret, the other is a customer's name.
+func Secret(s []byte, shown bool) string {
 	switch {
-	case len(k) == 0:
+	case len(s) == 0:
 		return ""
 	case shown:
-		return Printable(k)
+		return Printable(s)
 	}
-	return fmt.Sprintf("**** (%d bytes)", len(k))
+	return fmt.Sprintf("**** (%d bytes)", len(s))
 }
 
 // Printable returns b as text that cannot move a terminal's cursor or change the

@@ -78,6 +78,12 @@ func TestEveryPageShowsHostileTextAsTextAndNoKey(t *testing.T) {
 	require.Less(t, strings.Index(text, "first granted"), strings.Index(text, "granted again"))
 	require.Less(t, strings.Index(text, "granted again"), strings.Index(text, "lease ends"))
 	require.Contains(t, text, "dead letter parked")
+	letter := "/dead-letters/" + hex.EncodeToString(s.entries[0].GetEntryId())
+	_, text = s.get(t, letter)
+	require.Contains(t, text, `gone on to fence <span class="mono">4</span>`)
+	s.entries[0].Conflict.RecordFence = 0
+	_, text = s.get(t, letter)
+	require.Contains(t, text, "when its record was gone: forgotten, or past its time")
 }
 
 func TestKeysAreShownWhenTheOperatorOfTheServerSaidSo(t *testing.T) {
