@@ -29,7 +29,8 @@ type Guarded struct {
 	// while the call goes on; after a try that may have been applied a Rerun has to
 	// wait for its end.
 	Lease time.Duration
-	// Retention lengthens the namespace's retention of the answer, up to 400 days.
+	// Retention lengthens the namespace's retention of the answer, up to 400 days;
+	// zero leaves it.
 	Retention time.Duration
 	// RefusalsApplyNothing: this callee answers ABORTED and RESOURCE_EXHAUSTED only
 	// where it has applied nothing. Else they leave the outcome unknown.

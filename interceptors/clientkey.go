@@ -56,7 +56,7 @@ func (c *clientCall) takeFingerprint() error {
 	if err != nil {
 		return inputInvalid(err)
 	}
-	// To whom the client's digest is all there is, it is both.
+	// Guard mode and look-ups send no other digest: it is the server's and the client's.
 	fp.ClientDigest = fp.GetDigest()
 	c.fp = fp
 	return nil

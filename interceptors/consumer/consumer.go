@@ -93,8 +93,8 @@ type Config struct {
 	// again: random, up to RetryBase after its first run, doubling with each, up to
 	// RetryCap. Zero means DefaultRetryBase and DefaultRetryCap.
 	RetryBase, RetryCap time.Duration
-	// Retention lengthens how long it is remembered that a message was handled;
-	// zero leaves the namespace's. It must be longer than the broker may deliver a
+	// Retention lengthens how long it is remembered that a message was handled, up to
+	// 400 days; zero leaves the namespace's. It must be longer than the broker may deliver a
 	// message again.
 	Retention time.Duration
 

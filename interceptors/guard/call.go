@@ -70,7 +70,8 @@ type Call struct {
 	Wait time.Duration
 	// RefuseAtOnce answers IN_PROGRESS without waiting.
 	RefuseAtOnce bool
-	// Retention lengthens the namespace's retention of the outcome; zero leaves it.
+	// Retention lengthens the namespace's retention of the outcome, up to
+	// MaxRetention; zero leaves it.
 	Retention time.Duration
 
 	// Reconciler finds out what a run that ended in the dark did. Nil: refuse

@@ -79,7 +79,8 @@ type Guarded struct {
 	// Lease is asked for around each try: 1 s - 15 min; zero means
 	// guard.DefaultLease.
 	Lease time.Duration
-	// Retention lengthens the namespace's retention of the response.
+	// Retention lengthens the namespace's retention of the response, up to 400 days;
+	// zero leaves it.
 	Retention time.Duration
 	// RefusalsApplyNothing: the callee answers 425 and 429 only where it has applied
 	// nothing. Else they leave the outcome unknown.

@@ -18,13 +18,13 @@ import (
 type Mark int32
 
 const (
-	// None: it says nothing.
+	// None says nothing.
 	None Mark = iota
-	// NotApplied: nothing was applied, and nothing of this run can still be.
+	// NotApplied says that nothing was applied, and nothing of this run can still be.
 	NotApplied
-	// Unknown: the effect may have been applied.
+	// Unknown says that the effect may have been applied.
 	Unknown
-	// Final: it is the answer for good.
+	// Final says that it is the answer for good.
 	Final
 )
 
