@@ -56,7 +56,7 @@ func (c *clientCall) takeFingerprint() error {
 	if err != nil {
 		return inputInvalid(err)
 	}
-	// To whom the client's digest is all there is, it is both.
+	// Guard mode and look-ups send no other digest: it is the server's and the client's.
 	fp.ClientDigest = fp.GetDigest()
 	c.fp = fp
 	return nil
@@ -84,7 +84,7 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 		if err := c.takeFingerprint(); err != nil {
 			return err
 		}
-		key, c.automatic = c.childKey(ctx)
+		key, c.automatic = c.childKey(ctx), true
 	case !keyed && (c.fresh || c.policy.deduplicated):
 		key = c.client.freshKey(ctx, c.method)
 	case !keyed:
@@ -96,11 +96,11 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 }
 
 // childKey returns the key of a call that a keyed handler makes.
-func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) {
+func (c *clientCall) childKey(ctx context.Context) string {
 	digest := c.fp.GetDigest()
 	c.named = sha256.Sum256(keying.LengthPrefixed(c.method, string(digest)))
 	c.number, _ = guard.CallNumber(ctx, c.named)
-	return keying.Child(c.run, c.method, digest, c.number), true
+	return keying.Child(c.run, c.method, digest, c.number)
 }
 
 // takesChildKey reports whether the call is one that a keyed handler makes and

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -87,13 +86,8 @@ func (c *clientCall) sendOnce(ctx context.Context) (policy.Try, metadata.MD) {
 		defer cancel()
 		try = cut
 	}
-	if end, ok := guard.LeaseEnd(ctx); ok {
-		// The run that sends this rests on BOUNDED: nothing of it may land after
-		// its lease, as far as that is known now.
-		bounded, stop := context.WithDeadline(try, end)
-		defer stop()
-		try = bounded
-	}
+	try, stop := withinLease(try, ctx)
+	defer stop()
 	c.out = sending{}
 	opts := c.out.options(c.opts)
 	if !c.keyed && !c.protected() { // sent once, whatever its trailer says

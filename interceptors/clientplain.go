@@ -26,7 +26,7 @@ func (c *client) plain(ctx context.Context, m *clientMethod, opts []grpc.CallOpt
 	return len(md[HeaderKey])+len(md[HeaderKeyBin])+len(md[HeaderReplay]) == 0 && guard.RecordIDFrom(ctx) == nil
 }
 
-// sendPlain does for a plain call what do does for every call.
+// sendPlain sends a plain call.
 func (c *client) sendPlain(ctx context.Context, method string, m *clientMethod, shared *conn, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
 	permit, err := shared.allow(method)
 	if err != nil {

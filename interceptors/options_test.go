@@ -99,6 +99,7 @@ func TestServerOptionsRefuseWhatCannotWork(t *testing.T) {
 		"a retention out of range":      {[]interceptors.ServerOption{policyOf(&dedupv1.MethodPolicy{Retention: durationpb.New(-1)})}, "400 days"},
 		"a hold out of range":           {[]interceptors.ServerOption{interceptors.WithErrorHold(time.Hour)}, "error hold"},
 		"a negative wait":               {[]interceptors.ServerOption{interceptors.WithWait(-1)}, "negative"},
+		"no lease at all":               {[]interceptors.ServerOption{interceptors.WithLease(0)}, "more than no time"},
 		"a method overridden twice":     {[]interceptors.ServerOption{policyOf(nil), policyOf(nil)}, "overridden twice"},
 	}
 	valid := []interceptors.ServerOption{interceptors.WithNamespace("test"), interceptors.WithCaller(callerOf)}
