@@ -113,7 +113,7 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 		if err := c.takeFingerprint(); err != nil {
 			return err
 		}
-		key, c.automatic = c.childKey(ctx)
+		key, c.automatic = c.childKey(ctx), true
 	case !keyed && (c.fresh || c.policy.deduplicated):
 		key = c.client.freshKey(ctx, c.method)
 	case !keyed:
@@ -125,18 +125,18 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 }
 
 // childKey returns the key of a call that a keyed handler makes.
-func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) {
+func (c *clientCall) childKey(ctx context.Context) string {
 	digest := c.fp.GetDigest()
 	c.named = sha256.Sum256(keying.LengthPrefixed(c.method, string(digest)))
 	if c.pin = c.client.pinned(ctx, c.method); c.pin != nil {
 		if number, same := c.pin.callNumber(ctx, c.named); same {
 			c.number = number
-			return keying.Child(c.run, c.method, digest, number), true
+			return keying.Child(c.run, c.method, digest, number)
 		}
 		c.pin = nil // another request: it is another call
 	}
 	c.number, _ = guard.CallNumber(ctx, c.named)
-	return keying.Child(c.run, c.method, digest, c.number), true
+	return keying.Child(c.run, c.method, digest, c.number)
 }
 
 // takesChildKey reports whether the call is one that a keyed handler makes and
