@@ -110,6 +110,36 @@ func TestARunMayLastLongerThanItsLease(t *testing.T) { // A09 a, c
 	})
 }
 
+func TestARunThatNamesNoLeaseHasTheDefaultAndIsNotTakenForAbandoned(t *testing.T) { // A08
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, other := w.join(t, guard.Observer{})
+		var e effect
+		c := call()
+		c.Lease, c.RefuseAtOnce, c.RerunSafe = 0, true, true // what is abandoned would run again
+		finish := make(chan struct{})
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.engine.Do(t.Context(), c, func(ctx context.Context, a guard.Attempt) guard.Ending {
+				<-finish
+				return e.run(ctx, a)
+			})
+			done <- err
+		}()
+		synctest.Wait()
+		require.Equal(t, guard.DefaultLease, w.lookup(t, c).GetLeaseLeft().AsDuration())
+		for range 10 {
+			pass(11 * time.Second)
+			_, err := other.Do(t.Context(), c, e.run)
+			requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)
+		}
+		close(finish)
+		require.NoError(t, <-done)
+		require.Equal(t, 1, e.count())
+	})
+}
+
 func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -258,8 +288,10 @@ func TestClosingTheEngineEndsItsRuns(t *testing.T) {
 		})
 		requireOwn(t, res, err)
 		require.Equal(t, dedupv1.State_STATE_COMPLETED, w.state(t, call()), "what it did is on record")
-		_, err = w.engine.Do(t.Context(), call(), e.run)
+		own := res.RecordID
+		res, err = w.engine.Do(t.Context(), call(), e.run)
 		require.ErrorIs(t, err, guard.ErrClosed)
+		require.Equal(t, own, res.RecordID, "every keyed answer names its record")
 	})
 }
 
