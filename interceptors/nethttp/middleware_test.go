@@ -47,7 +47,7 @@ func TestARepeatGetsTheFirstResponse(t *testing.T) {
 	})
 }
 
-func TestOnlyAllowedHeadersAreRepeated(t *testing.T) { // A15
+func TestOnlyAllowedHeadersAreRepeated(t *testing.T) { // D02
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -107,7 +107,7 @@ func TestACallerWhoIsNotKnownIsRefused(t *testing.T) {
 	})
 }
 
-func TestAnotherRequestUnderTheKeyIs422(t *testing.T) { // C03
+func TestAnotherRequestUnderTheKeyIs422(t *testing.T) { // C04
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -342,7 +342,7 @@ func TestABodyOverTheLimitIs413(t *testing.T) {
 	})
 }
 
-func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C03
+func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C06
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
