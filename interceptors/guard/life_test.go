@@ -1,7 +1,9 @@
 package guard_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,7 +147,10 @@ func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		lost := 0
-		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { lost++ }})
+		var log bytes.Buffer
+		way, engine := w.joinWith(t, guard.Config{
+			Observer: guard.Observer{LeaseLost: func(string) { lost++ }}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
 		way.on("Extend", always(fault{err: errCut}))
 		c := call()
 		c.Lease = 10 * time.Second
@@ -158,6 +163,7 @@ func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 		})
 		requireOwn(t, res, err)
 		require.Equal(t, 1, lost)
+		require.Contains(t, log.String(), "level=ERROR msg=\"the lease could not be extended")
 		require.Greater(t, way.count("Extend"), 3, "tried again until the margin")
 		require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.state(t, c))
 	})
