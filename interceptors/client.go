@@ -32,11 +32,14 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 		return nil, err
 	}
 	cl := &client{clientConfig: c, conns: newConns(c)}
-	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+2)
+	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+3)
 	if len(c.perCall) > 0 {
 		chain = append(chain, cl.pin)
 	}
 	chain = append(append(append(chain, c.perCall...), cl.unary), c.perTry...)
+	if len(c.perTry) > 0 {
+		chain = append(chain, watch)
+	}
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
 		grpc.WithChainStreamInterceptor(cl.stream),
@@ -87,7 +90,7 @@ func (c *clientCall) do(ctx context.Context) error {
 		}
 	}
 	c.markRun(ctx, err)
-	if c.automatic && err != nil {
+	if c.automatic && c.pin == nil && err != nil {
 		guard.ReuseCallNumber(ctx, c.named, c.number)
 	}
 	c.report(ctx, err)
@@ -123,6 +126,7 @@ type clientCall struct {
 	client      *client
 	key         *string // nil: it goes without
 	out         sending // of the last try
+	sends       *sends  // of it; nil: nothing stands between it and the wire
 	method      string
 	policy      *clientMethod
 	fp          *dedupv1.Fingerprint // nil: no key, or no message
@@ -130,6 +134,7 @@ type clientCall struct {
 	automatic   bool              // the key is one that nobody asked for
 	named       [sha256.Size]byte // if so: the hash of the call's method and request
 	number      uint64            // and which of the run's calls with that hash it is
+	pin         *pin              // what it has in common with the same call's other tries; nil: nothing
 	known       bool              // the callee is known to deduplicate
 	run         []byte            // the record id of the run that makes the call; nil: none does
 	conn        *conn

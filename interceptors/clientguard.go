@@ -139,14 +139,9 @@ func (c *clientCall) sendGuarded(caller, run context.Context) (policy.Try, polic
 	defer stop()
 	ended, _ := c.sendOnce(ctx)
 	ended.CallerDone = caller.Err() != nil
-	answer := c.table.Classify(ended)
-	unsent := ended.Sent == policy.SentNothing || ended.Sent == policy.SentHeader
-	switch policy.StatusOf(ended.Err).Code() { //nolint:exhaustive // the codes that not every callee means
-	case codes.Aborted, codes.ResourceExhausted:
-		if !c.policy.guarded.RefusalsApplyNothing && !unsent {
-			answer.Effect = max(answer.Effect, policy.EffectUnknown)
-		}
-	}
+	answer := c.classify(ended)
+	left, _ := c.sends.left()
+	answer.Effect = max(answer.Effect, left)
 	if answer.Effect == policy.EffectUnknown && !c.policy.guarded.Rerun && answer.Retry == policy.Transient {
 		answer.Retry = policy.Stop
 	}

@@ -155,21 +155,31 @@ func WithTotalTimeout(d time.Duration) RetryOption {
 	}}
 }
 
-// WithBackoff sets the waits between tries; policy.DefaultBackoff unless set.
+// WithBackoff sets the waits between tries; policy.DefaultBackoff unless set. The
+// zero Backoff, which has none, is refused.
 func WithBackoff(b policy.Backoff) RetryOption {
 	return callOption{fn: func(c *callConfig) error {
+		if b == (policy.Backoff{}) {
+			return errors.New("the backoff is empty, make one by policy.NewBackoff")
+		}
 		c.backoff = b
 		return nil
 	}}
 }
 
-// WithErrors sets what status codes mean; policy.Default unless set.
+// WithErrors sets what status codes mean; policy.Default unless set. The zero
+// Table, which would take every lost call for harmless, is refused.
 func WithErrors(t policy.Table) RetryOption {
 	return callOption{fn: func(c *callConfig) error {
+		if t == (policy.Table{}) {
+			return errEmptyTable
+		}
 		c.table = t
 		return nil
 	}}
 }
+
+var errEmptyTable = errors.New("the table of errors is empty, start from policy.Default")
 
 // WithSafeToRetry lists methods, by full name, that may be sent again without a
 // key.

@@ -14,7 +14,7 @@ import (
 // key and gets none, and is not safe to send again. Most calls of most clients are
 // such calls, so they should cost next to nothing.
 func (c *client) plain(ctx context.Context, m *clientMethod, opts []grpc.CallOption) bool {
-	if !m.plain || c.callConfig.perTry > 0 || ctx.Err() != nil {
+	if !m.plain || len(c.perTry) > 0 || c.callConfig.perTry > 0 || ctx.Err() != nil {
 		return false
 	}
 	for _, o := range opts {

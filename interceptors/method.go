@@ -223,6 +223,9 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	if o.Errors != nil {
 		m.errors = *o.Errors
 	}
+	if m.errors == (policy.Table{}) {
+		return nil, fmt.Errorf("method %s: %w", name, errEmptyTable)
+	}
 	if p.GetErrors() == dedupv1.ErrorRule_ERROR_RULE_UNKNOWN {
 		m.errors = m.errors.ErrorsUnknown()
 	}

@@ -228,11 +228,11 @@ func (e *Engine) Do(ctx context.Context, c Call, run Run) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, err
 	}
-	if e.life.Err() != nil {
-		return Result{}, ErrClosed
-	}
 	id := &dedupv1.Identity{Namespace: e.namespace, Operation: c.Operation, Caller: c.Caller, Key: c.Key}
 	w := &work{e: e, call: c, identity: id, recordID: RecordID(id)}
+	if e.life.Err() != nil {
+		return Result{RecordID: w.recordID}, ErrClosed
+	}
 	res, err := w.do(ctx, run)
 	if err == nil {
 		res.RecordID, res.Traceparent = w.recordID, w.trace

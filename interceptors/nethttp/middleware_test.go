@@ -46,7 +46,7 @@ func TestARepeatGetsTheFirstResponse(t *testing.T) {
 	})
 }
 
-func TestOnlyAllowedHeadersAreRepeated(t *testing.T) { // A15
+func TestOnlyAllowedHeadersAreRepeated(t *testing.T) { // D02
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -106,7 +106,7 @@ func TestACallerWhoIsNotKnownIsRefused(t *testing.T) {
 	})
 }
 
-func TestAnotherRequestUnderTheKeyIs422(t *testing.T) { // C03
+func TestAnotherRequestUnderTheKeyIs422(t *testing.T) { // C04
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -221,7 +221,7 @@ func TestABodyOverTheLimitIs413(t *testing.T) {
 	})
 }
 
-func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C03
+func TestABodyThatWasReadBeforeIsNotTakenForAnEmptyOne(t *testing.T) { // C06
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
