@@ -32,6 +32,7 @@ type CallError struct {
 	last    error // the last server's error; nil before the first answer
 	ctxErr  error // why the caller's context ended; nil if it did not
 	unknown bool
+	bound   bool // what was applied, a second run of the same request completes
 }
 
 // Error tells the status that the caller sees.
@@ -75,7 +76,7 @@ func (c *clientCall) end(ctx context.Context, last error, kept guard.Parked) err
 	unknown := c.unknown()
 	e := &CallError{
 		Attempts: c.attempts, RecordID: c.recordID, Entry: hex.EncodeToString(kept.Entry), Spooled: kept.Spooled,
-		status: policy.StatusOf(last), last: last, ctxErr: ctx.Err(), unknown: unknown,
+		status: policy.StatusOf(last), last: last, ctxErr: ctx.Err(), unknown: unknown, bound: c.bound && !c.lost,
 	}
 	if e.ctxErr != nil && (last == nil || status.FromContextError(e.ctxErr).Code() != e.status.Code()) {
 		e.status = status.FromContextError(e.ctxErr)

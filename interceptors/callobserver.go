@@ -33,6 +33,11 @@ type CallObserver struct {
 	// Unparked: such a call was to be parked, and nothing told which record it is:
 	// give WithIdentity. Alert on it.
 	Unparked func(ctx context.Context, fullMethod string)
+	// Ignored: the answer to a call with a key named no record, so its server looks
+	// at no keys, or not any more. Alert on it where servers should: for 10 minutes
+	// no key protects that method's calls on this connection, and none is sent again
+	// on the strength of one.
+	Ignored func(ctx context.Context, fullMethod string)
 	// Stream: a streaming call passed through; nothing else is told of it.
 	Stream func(ctx context.Context, fullMethod string)
 	// Ended: the call is over. A call that was refused before its first try, for
@@ -101,6 +106,12 @@ func (o *CallObserver) unparked(ctx context.Context, method string) {
 	}
 }
 
+func (o *CallObserver) ignored(ctx context.Context, method string) {
+	if o.Ignored != nil {
+		o.Ignored(ctx, method)
+	}
+}
+
 // and returns an observer that tells o, then next.
 func (o CallObserver) and(next CallObserver) CallObserver {
 	return CallObserver{
@@ -111,6 +122,7 @@ func (o CallObserver) and(next CallObserver) CallObserver {
 		BreakerOpen: hooks.Join2(o.BreakerOpen, next.BreakerOpen),
 		Permanent:   hooks.Join3(o.Permanent, next.Permanent),
 		Unparked:    hooks.Join2(o.Unparked, next.Unparked),
+		Ignored:     hooks.Join2(o.Ignored, next.Ignored),
 		Stream:      hooks.Join2(o.Stream, next.Stream),
 		Ended:       hooks.Join3(o.Ended, next.Ended),
 	}

@@ -136,6 +136,8 @@ type clientCall struct {
 	number      uint64            // and which of the run's calls with that hash it is
 	pin         *pin              // what it has in common with the same call's other tries; nil: nothing
 	known       bool              // the callee is known to deduplicate
+	bound       bool              // a try left effects that only the same request may complete
+	lost        bool              // of another nobody knows what it left
 	run         []byte            // the record id of the run that makes the call; nil: none does
 	conn        *conn
 
@@ -207,9 +209,9 @@ func (c *clientCall) applyOptions() error {
 
 // protected reports whether sending the call again cannot do harm. A key that
 // nobody asked for protects only where the callee is known to look at it, and none
-// does where the callee runs every call.
+// does where the callee runs every call, or was found to look at none.
 func (c *clientCall) protected() bool {
-	return c.keyed && !c.policy.bare && (!c.automatic || c.known) || c.policy.level != unsafe
+	return c.keyed && !c.policy.bare && !c.conn.ignores(c.method) && (!c.automatic || c.known) || c.policy.level != unsafe
 }
 
 // header returns ctx with what a try carries, on a copy of the caller's metadata.
@@ -233,6 +235,10 @@ func (c *clientCall) header(ctx context.Context) context.Context {
 // behind.
 func (c *clientCall) markRun(ctx context.Context, err error) {
 	if c.run != nil && c.policy.level != readOnly {
-		guard.MarkCall(ctx, err != nil, c.effect, c.keyed && keying.IsChild(*c.key) && c.acknowledged)
+		effect := c.effect
+		if c.bound && !c.lost { // a second run makes the call again, and so completes it
+			effect = policy.EffectApplied
+		}
+		guard.MarkCall(ctx, err != nil, effect, c.keyed && keying.IsChild(*c.key) && c.acknowledged)
 	}
 }

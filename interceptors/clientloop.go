@@ -75,6 +75,9 @@ func (c *clientCall) try(ctx context.Context) (policy.Answer, error) {
 		c.trace = values[0]
 	}
 	c.note(ended.Err, answer, trailer)
+	if ended.Err == nil {
+		c.look(ctx, trailer)
+	}
 	c.tried(ended.Err)
 	return answer, ended.Err
 }
@@ -141,15 +144,57 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	recorded := c.keyed && len(record) == 1 && !c.unprotected
 	c.acknowledged = (c.acknowledged || recorded) && !c.unprotected
 	left, underWay := c.sends.left()
-	if recorded && err != nil && answer.Effect == policy.EffectNone && left != policy.EffectApplied && !underWay {
-		if _, refused := ReasonOf(err); !refused {
-			// The key's record was granted to this try, and its handler says that
-			// nothing was applied: so did no earlier one.
-			c.effect = policy.EffectNone
+	effect, repeatable := answer.Effect, false
+	if recorded && err != nil {
+		effect, repeatable = stated(trailer, effect)
+	}
+	c.bound = c.bound || repeatable
+	if _, refused := ReasonOf(err); recorded && err != nil && !refused && left != policy.EffectApplied && !underWay {
+		// The key's record was granted to this try: whatever earlier ones left open
+		// is settled, and this one's handler says what it left itself.
+		switch {
+		case repeatable, effect == policy.EffectNone && c.bound:
+			c.effect, c.lost = policy.EffectUnknown, false
+			return
+		case effect == policy.EffectNone:
+			c.effect, c.lost = policy.EffectNone, false
 			return
 		}
 	}
-	c.effect = max(c.effect, answer.Effect, left)
+	c.effect = max(c.effect, effect, left)
+	c.lost = c.lost || c.effect == policy.EffectUnknown
+}
+
+// stated is the effect of a handler's error: what its server says of the run, else
+// what the code means; and whether the same request may complete it.
+func stated(trailer metadata.MD, byCode policy.Effect) (e policy.Effect, repeatable bool) {
+	values := trailer[TrailerEffect]
+	switch {
+	case len(values) != 1:
+		return byCode, false
+	case values[0] == "none":
+		return policy.EffectNone, false
+	}
+	return policy.EffectUnknown, values[0] == "repeatable"
+}
+
+// look keeps in mind whether the server of an answer looks at keys: a key that it
+// does not look at protects no call.
+func (c *clientCall) look(ctx context.Context, trailer metadata.MD) {
+	if !c.keyed || c.policy.guarded != nil || c.policy.bare || len(trailer[TrailerRecord]) > 0 || !c.seen() {
+		return
+	}
+	c.conn.ignored.Store(c.method, time.Now())
+	c.client.observe.ignored(ctx, c.method)
+}
+
+// seen reports whether gRPC itself told of the try's answer, and not an interceptor
+// further in that made one.
+func (c *clientCall) seen() bool {
+	if c.sends != nil {
+		return c.sends.wasAnswered()
+	}
+	return c.out.ended
 }
 
 // next says whether and when to go on. Waiting for somebody else's run uses up

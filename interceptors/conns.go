@@ -3,6 +3,7 @@ package interceptors
 import (
 	"maps"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
@@ -15,6 +16,19 @@ import (
 type conn struct {
 	budget  *policy.Budget
 	breaker *policy.Breaker
+	// ignored holds, by method, when a keyed call was last answered by a server that
+	// looks at no keys.
+	ignored sync.Map
+}
+
+// ignoredFor is for how long a method whose server looked at no key is taken for one
+// that does not: servers of both kinds may stand behind one connection.
+const ignoredFor = 10 * time.Minute
+
+// ignores reports whether a key is known to protect no call of a method.
+func (c *conn) ignores(method string) bool {
+	at, ok := c.ignored.Load(method)
+	return ok && time.Since(at.(time.Time)) < ignoredFor //nolint:forcetypeassert,errcheck // nothing else is stored
 }
 
 // allow asks the breaker for the permit of a try.

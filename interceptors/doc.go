@@ -23,6 +23,9 @@
 // For callees that know nothing of keys WithGuarded moves steps 3 and 4 to the
 // client's side, around every try.
 //
+// Bring it to the servers first, then to their clients: a client that gives a call
+// a key trusts its server to look at it until an answer shows that it does not.
+//
 // What it does not do: it never deduplicates or resends streams, never retries
 // an unprotected call, and never invents an answer. It imports neither dedupd's
 // server nor a store: it reaches dedupd through the generated client.

@@ -71,6 +71,9 @@ func sentFor(ctx context.Context, err error) error {
 // errorEnding says what err means for a run's record, which stores it as sent.
 func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time.Duration, store func(proto.Message, error) *dedupv1.Outcome) guard.Ending {
 	left, how := guard.LeftBehind(ctx), policy.Released
+	if proto.Size(policy.StatusOf(sent).Proto()) > maxStatusBytes {
+		hold = 0 // what is kept in its place would tell repeats that the work was done
+	}
 	if !refusedFor(guard.RunRefusal(err, guard.RecordIDFrom(ctx)), left) {
 		how = endingOf(t, err, left)
 	}
@@ -80,7 +83,8 @@ func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time
 // endingOf judges a handler's error.
 func endingOf(t policy.Table, err error, left guard.Left) policy.Ending {
 	table := t.Ending(err)
-	if errors.Is(err, ErrOutcomeUnknown) {
+	further, ok := errors.AsType[*CallError](err)
+	if errors.Is(err, ErrOutcomeUnknown) && !(ok && further.bound) {
 		table = policy.Unknown
 	}
 	return ending.Judge(markOf(err), policy.StatusOf(err).Code(), table, left)

@@ -12,8 +12,10 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-// ErrOutcomeUnknown is matched by errors after which nobody knows whether the
-// call's effect happened. Asking again with the same key is always safe.
+// ErrOutcomeUnknown is matched by errors after which an effect of the call may have
+// happened, or a part of it. Asking again with the same key is always safe. An error
+// that does not match it says so of its own call alone: after an unknown outcome go
+// on asking until there is an answer, not until an error looks harmless.
 var ErrOutcomeUnknown = guard.ErrOutcomeUnknown
 
 // ErrLeaseLost is the cause (context.Cause) of a handler's context that ended

@@ -29,6 +29,10 @@ const (
 	TrailerExpires = "idempotency-expires"
 	// TrailerRecord carries the record id in hexadecimal, on every keyed reply.
 	TrailerRecord = "idempotency-record"
+	// TrailerEffect says of a handler's error what its run left behind, which the code
+	// alone does not tell: "none"; "repeatable", effects that only the same request
+	// may complete; or "unknown".
+	TrailerEffect = "idempotency-effect"
 	// TrailerTrace carries the trace context of the run that a replayed answer goes
 	// back to, as in a traceparent header.
 	TrailerTrace = "idempotency-traceparent"

@@ -73,6 +73,13 @@ func (s *sends) end(err error) (policy.Sent, metadata.MD) {
 	return s.most, s.trailer
 }
 
+// wasAnswered reports whether a send of the try ended well.
+func (s *sends) wasAnswered() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.answered
+}
+
 // left says what the sends may have left behind, whatever the try ended with, and
 // whether one of them is still under way.
 func (s *sends) left() (effect policy.Effect, underWay bool) {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -185,6 +186,7 @@ type keyedCall struct {
 	capture *capture
 
 	resp  any     // the handler's own answer
+	left  string  // what its error left behind, for TrailerEffect; empty: it says nothing
 	err   error   // the same, as a status
 	found Verdict // what the reconciler found applied
 }
@@ -211,6 +213,9 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	case res.Stored != nil:
 		return k.replay(ctx, res, trailer)
 	}
+	if k.left != "" {
+		trailer.Set(TrailerEffect, k.left)
+	}
 	headers, trailers := k.capture.end()
 	return answer(ctx, k.resp, k.err, headers, metadata.Join(trailers, trailer))
 }
@@ -223,6 +228,9 @@ func (k *keyedCall) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	}
 	ending, err := k.ending(ctx, resp, err, a)
 	k.resp, k.err = resp, err
+	if err != nil && ending.Outcome == nil {
+		k.left = strings.ToLower(strings.TrimPrefix(ending.Effect.String(), "EFFECT_"))
+	}
 	return ending
 }
 

@@ -285,7 +285,8 @@ func OnClosed(f func()) ServerOption {
 // dedupd did not acknowledge outlive a restart of the service: they are on disk
 // before the caller is answered, and are delivered from there once dedupd is
 // back. It holds keys and responses, readable by the process's user only, up to
-// 128 MiB. Unless set they are kept in memory only.
+// 128 MiB. Unless set they are kept in memory only. It needs WithLifetime, to know
+// when to end.
 func WithJournal(dir string) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		if dir == "" {

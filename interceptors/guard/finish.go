@@ -102,7 +102,7 @@ func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest, 
 
 func tooLate(ctx context.Context, log *slog.Logger, observe Observer, operation string, recordID []byte) {
 	count(observe.Superseded, operation)
-	log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; dedupd keeps the conflict",
+	log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; where the two answers differ dedupd keeps the conflict as a dead letter",
 		slog.String("operation", operation), slog.String("record", ShortRecordID(recordID)))
 }
 

@@ -20,6 +20,7 @@ import (
 //	dedup_client_breaker_refusals_total  tries that the breaker held back
 //	dedup_client_permanent_errors_total  calls to be parked that no replay would cure, by code
 //	dedup_client_unparked_total          calls to be parked whose record nobody named
+//	dedup_client_ignored_keys_total      keyed calls answered by a server that looks at no keys: alert
 //	dedup_client_streams_total           streaming calls that passed through
 //
 // It fails where reg has other metrics under these names.

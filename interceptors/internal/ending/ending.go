@@ -50,7 +50,8 @@ func Judge(said Mark, code codes.Code, t policy.Ending, left guard.Left) policy.
 }
 
 // Of returns what the engine is told of a run that ends so. store makes the outcome,
-// nil where it cannot be encoded; a permanent error is kept for hold, 0 keeps none.
+// nil where it cannot be encoded; a permanent error of a run that left nothing is kept for hold,
+// 0 keeps none.
 func Of(how policy.Ending, said Mark, left guard.Left, note string, hold time.Duration, store func() *dedupv1.Outcome) guard.Ending {
 	end := guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: note}
 	switch how {
@@ -58,16 +59,18 @@ func Of(how policy.Ending, said Mark, left guard.Left, note string, hold time.Du
 		if o := store(); o != nil {
 			return guard.Ending{Outcome: o}
 		}
-	case policy.ReleasedKept:
-		if hold > 0 {
-			end.Kept, end.Hold = store(), hold
-		}
-		fallthrough
-	case policy.Released:
+	case policy.ReleasedKept, policy.Released:
 		end.Effect = dedupv1.Effect_EFFECT_NONE
 		if left == guard.LeftKeyed && said != NotApplied {
 			// Effects under child keys: the same request may run again, and no other.
 			end.Effect = dedupv1.Effect_EFFECT_REPEATABLE
+			return end
+		}
+		if how == policy.ReleasedKept && hold > 0 {
+			// One that is too large to be kept would tell repeats that the work was done.
+			if o := store(); o.GetOmitted() == nil {
+				end.Kept, end.Hold = o, hold
+			}
 		}
 	case policy.Unknown, policy.EndingAsTable:
 	}

@@ -42,6 +42,7 @@ func Client(m Meter) interceptors.CallObserver {
 	breaker := t.counter("client.breaker_refusals", "Tries that the circuit breaker held back.", "method")
 	permanent := t.counter("client.permanent_errors", "Calls of methods that park which ended with an error that no replay would cure, by status code.", "method", "code")
 	unparked := t.counter("client.unparked", "Calls that were to be parked, and nothing told which record it is.", "method")
+	ignored := t.counter("client.ignored_keys", "Keyed calls that a server answered which looks at no keys.", "method")
 	streams := t.counter("client.streams", "Streaming calls that passed through.", "method")
 	return interceptors.CallObserver{
 		Permanent:   func(ctx context.Context, method string, code codes.Code) { permanent(ctx, method, code.String()) },
@@ -51,6 +52,7 @@ func Client(m Meter) interceptors.CallObserver {
 		Wait:        func(ctx context.Context, method string) { waits(ctx, method) },
 		BudgetSpent: func(ctx context.Context, method string) { budget(ctx, method) },
 		BreakerOpen: func(ctx context.Context, method string) { breaker(ctx, method) },
+		Ignored:     func(ctx context.Context, method string) { ignored(ctx, method) },
 		Stream:      func(ctx context.Context, method string) { streams(ctx, method) },
 		Ended: func(ctx context.Context, method string, end interceptors.CallEnd) {
 			calls(ctx, method, end.Code.String())
