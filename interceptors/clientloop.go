@@ -105,7 +105,7 @@ func (c *clientCall) invoke(ctx context.Context) (policy.Try, metadata.MD) {
 	if len(c.client.perTry) > 0 {
 		c.sends = &sends{classify: c.classify}
 		err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, append(c.opts[:len(c.opts):len(c.opts)], c.sends)...)
-		sent, trailer := c.sends.end(err)
+		sent, trailer := c.sends.end()
 		return policy.Try{Err: err, Sent: sent}, trailer
 	}
 	c.out = sending{}

@@ -91,10 +91,14 @@ func TestACallThatHasAKeyIsNotPlain(t *testing.T) { // C12
 				require.Equal(t, 2, w.called(), "it was sent again")
 				require.Equal(t, 1, w.ran())
 
+				w.cutAfter = func(n int) bool { return n == 3 }
+				require.NoError(t, w.conn.Invoke(t.Context(), undeclared, order(), &demov1.ChargeResponse{}, interceptors.WithKey("by option")))
+				require.Equal(t, 2, w.ran())
+
 				claimed := metadata.AppendToOutgoingContext(t.Context(), interceptors.HeaderReplay, "none")
 				err := w.conn.Invoke(claimed, undeclared, order(), &demov1.ChargeResponse{})
 				requireReason(t, err, codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID)
-				require.Equal(t, 2, w.called(), "it was not sent")
+				require.Equal(t, 4, w.called(), "it was not sent")
 			})
 		})
 	}

@@ -163,7 +163,9 @@ func TestAStreamIsNeverSentAgain(t *testing.T) { // E08
 					},
 					dial: []grpc.DialOption{grpc.WithDefaultServiceConfig(builtInRetry)},
 				})
-				ctx := metadata.AppendToOutgoingContext(t.Context(), interceptors.HeaderKey, "k")
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ctx = metadata.AppendToOutgoingContext(ctx, interceptors.HeaderKey, "k")
 				stream, err := grpc_testing.NewTestServiceClient(w.conn).FullDuplexCall(ctx)
 				require.NoError(t, err)
 				if first {

@@ -69,9 +69,11 @@ func TestASecondRunCallsOnUnderTheSameKeys(t *testing.T) { // A04, C12
 
 func TestAHandlersOwnRetryKeepsTheKeyOfItsCall(t *testing.T) { // E09, C12
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	test := func(t *testing.T, around ...interceptors.ClientOption) {
+		t.Helper()
 		var s seen
-		w, down := nested(t, setup{})
+		down := newWorld(t, setup{client: around})
+		w := newWorld(t, setup{server: []interceptors.ServerOption{byTable()}})
 		down.arrived = s.arrived
 		down.cutAfter = func(n int) bool { return n == 1 }
 		w.handle = func(ctx context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
@@ -88,7 +90,9 @@ func TestAHandlersOwnRetryKeepsTheKeyOfItsCall(t *testing.T) { // E09, C12
 		require.Equal(t, s.keys[0], s.keys[1])
 		require.NotEqual(t, s.keys[0], s.keys[2], "after a success it is another intent")
 		require.Equal(t, 2, down.ran())
-	})
+	}
+	synctest.Test(t, func(t *testing.T) { test(t) })
+	synctest.Test(t, func(t *testing.T) { test(t, interceptors.PerCall(hedge(time.Hour))) })
 }
 
 func TestAfterChildCallsOnlyTheSameRequestRunsAgain(t *testing.T) { // A04

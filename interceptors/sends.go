@@ -60,14 +60,12 @@ func (s *sends) send(opts []grpc.CallOption, req any, send func([]grpc.CallOptio
 	return err
 }
 
-// end says how much left the client of the try, which ended with err.
-func (s *sends) end(err error) (policy.Sent, metadata.MD) {
+// end says how much of the try left the client, as far as its sends have ended, and
+// what trailer its answer has.
+func (s *sends) end() (policy.Sent, metadata.MD) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case err == nil, s.begun > s.ended:
-		return policy.SentMessage, s.trailer
-	case s.unseen && s.most < policy.SentMessage:
+	if s.unseen && s.most < policy.SentMessage {
 		return policy.SentUnseen, s.trailer
 	}
 	return s.most, s.trailer

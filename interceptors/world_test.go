@@ -54,6 +54,7 @@ type world struct {
 	// ask stands on the way to dedupd, where an error is the answer, and lost on
 	// the way back; set them before the first call.
 	lost  func(method string) bool
+	told  func(args any) // what dedupd is asked
 	ask   func(ctx context.Context, method string) error
 	asked atomic.Int64
 	// refusing: the service takes no connections any more.
@@ -200,6 +201,9 @@ func (w *world) refuse() {
 // Invoke is the service's way to dedupd.
 func (w *world) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	w.asked.Add(1)
+	if w.told != nil {
+		w.told(args)
+	}
 	if w.down.Load() {
 		return status.Error(codes.Unavailable, "no way to dedupd")
 	}
