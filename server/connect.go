@@ -45,8 +45,25 @@ func connectHandlers(cc grpc.ClientConnInterface) http.Handler {
 	serveRPC(mux, dedupv1.AdminService_Stats_FullMethodName, admin.Stats)
 	serveRPC(mux, dedupv1.AdminService_Redact_FullMethodName, admin.Redact)
 	serveRPC(mux, dedupv1.AdminService_Forget_FullMethodName, admin.Forget)
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(mediaHint{w}, r) })
 }
+
+// mediaHint says which content type to send where Connect's answer to another one,
+// or to none, has no words: curl sends a form unless it is told.
+type mediaHint struct{ http.ResponseWriter }
+
+// WriteHeader adds the words.
+func (w mediaHint) WriteHeader(code int) {
+	if code == http.StatusUnsupportedMediaType {
+		writeLine(w.ResponseWriter, code,
+			"the content type is missing or not one of those served here: for JSON send the header 'Content-Type: application/json'; Accept-Post names the others")
+		return
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap is for http.ResponseController.
+func (w mediaHint) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // serveRPC adds one method.
 func serveRPC[Req, Res any](mux *http.ServeMux, name string, call func(context.Context, *Req, ...grpc.CallOption) (*Res, error)) {
