@@ -203,7 +203,7 @@ func New(cfg Config) (*Server, error) {
 	s.overdue = &overdue{
 		store: s.core.store, every: overdueEvery, terms: s.core.terms, census: counted, metrics: s.metrics, log: s.log,
 	}
-	s.alerter = newAlerter(cfg.Alerts, s.core, s.health.notReady)
+	s.alerter = newAlerter(cfg.Alerts, s.core, cfg.Store, s.health.notReady)
 	s.unary, err = s.unaryChain()
 	if err != nil {
 		return nil, err
