@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"io"
@@ -149,6 +150,29 @@ func TestAWrongContentTypeIsToldWhichToSend(t *testing.T) {
 		code, body := w.post(t, dedupv1.AdminService_Stats_FullMethodName, `{}`, "Content-Type", kind)
 		require.Equal(t, http.StatusUnsupportedMediaType, code, kind)
 		require.Contains(t, body, "'Content-Type: application/json'", kind)
+	}
+}
+
+// 64 MiB of zeros are 64 KiB on the wire. What is unpacked of them is bounded, and a
+// body that is packed and small is read.
+func TestAPackedBodyIsUnpackedNoFurtherThanItMayBe(t *testing.T) {
+	t.Parallel()
+	w := newWeb(t)
+	pack := func(text []byte) string {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, err := z.Write(text)
+		require.NoError(t, err)
+		require.NoError(t, z.Close())
+		return b.String()
+	}
+	code, body := w.post(t, dedupv1.AdminService_Stats_FullMethodName, pack([]byte(`{}`)), "Content-Encoding", "gzip")
+	require.Equal(t, http.StatusOK, code, body)
+	const small = 8<<20 + 1000
+	for _, size := range []int{small, 64 << 20} {
+		code, body = w.post(t, dedupv1.AdminService_Stats_FullMethodName, pack(make([]byte, size)), "Content-Encoding", "gzip")
+		require.Equal(t, http.StatusTooManyRequests, code)
+		require.Contains(t, body, "8388609", "no more than one byte too many is looked at, of %d", size)
 	}
 }
 
