@@ -51,7 +51,7 @@ const (
 	// process holds at once, as a held call must not keep the Complete out that it
 	// waits for, and few enough that a connection which opens calls and sends
 	// nothing takes some 300 MB and not all there is.
-	MaxStreams = 32_768
+	MaxStreams = 16_384
 )
 
 // Config is what a server is made of; zero values mean the stated defaults.
