@@ -100,7 +100,8 @@ func (m *alertMemory) failed(ctx context.Context, err error) bool {
 	return err != nil
 }
 
-// recall takes over what was told before: it is told again if it still holds, and
+// recall takes over what was told before: it is told again if it still holds (nobody
+// knows when its group was last sent), and
 // its end if not.
 func (b *alertBook) recall(told []toldAlert) {
 	for _, t := range told {
@@ -111,7 +112,7 @@ func (b *alertBook) recall(told []toldAlert) {
 					name: t.Name, namespace: t.Namespace, labels: t.Labels,
 					annotations: restarted(),
 				},
-				began: t.Began, told: true, toldNews: -1,
+				began: t.Began, told: true,
 			}
 		}
 	}

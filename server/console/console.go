@@ -79,7 +79,7 @@ func New(cc grpc.ClientConnInterface, opts Options) http.Handler {
 			return
 		}
 		w.Header().Set("Cache-Control", "max-age=300")
-		http.ServeFileFS(w, r, static, file)
+		http.ServeFileFS(w, r, static, file) //nolint:gosec // of an embedded file system, which has no other files
 	})
 	mux.HandleFunc("GET /{$}", c.overview)
 	mux.HandleFunc("GET /records", c.records)
