@@ -65,12 +65,7 @@ func newAlertBook(coolDown, repeat time.Duration) *alertBook {
 func (b *alertBook) observe(now time.Time, alerts []alert) {
 	seen := map[*standing]bool{}
 	for _, a := range alerts {
-		k := groupKey{a.name, a.namespace}
-		g := b.groups[k]
-		if g == nil {
-			g = &alertGroup{alerts: map[string]*standing{}}
-			b.groups[k] = g
-		}
+		g := b.group(groupKey{a.name, a.namespace})
 		id := labelText(a.labels)
 		s := g.alerts[id]
 		if s == nil {
@@ -95,6 +90,15 @@ func (b *alertBook) observe(now time.Time, alerts []alert) {
 			delete(b.groups, k)
 		}
 	}
+}
+
+func (b *alertBook) group(k groupKey) *alertGroup {
+	g := b.groups[k]
+	if g == nil {
+		g = &alertGroup{alerts: map[string]*standing{}}
+		b.groups[k] = g
+	}
+	return g
 }
 
 // alertMessage is a message that is due.

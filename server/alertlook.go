@@ -129,7 +129,7 @@ func (a *alerter) atCap(now time.Time, entries map[seriesKey]tally) []alert {
 func (a *alerter) keysThatComeBack() []alert {
 	hot := map[string]bool{}
 	var out []alert
-	for _, key := range a.hot.hottest("", hotLooked) {
+	for _, key := range a.hot.hottest("", hotLooked, 1) {
 		least := a.cfg.Repeats
 		if a.seen.hot[key.GetRecord()] {
 			least /= 2

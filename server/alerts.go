@@ -77,8 +77,9 @@ func (c AlertConfig) validate() error {
 	return CheckWebhook(c.URL)
 }
 
-// alerter looks at what the server knows anyway, and tells the webhook. It reads
-// no store, so that it can tell that the store is out of reach.
+// alerter looks at what the server knows anyway, and tells the webhook. What it looks
+// at is in memory, so that it can tell that the store is out of reach; what it has told
+// it keeps in the store (alertmemo.go).
 type alerter struct {
 	cfg      AlertConfig
 	entryCap int64
@@ -92,6 +93,7 @@ type alerter struct {
 	messages *prometheus.CounterVec
 	log      *slog.Logger
 	book     *alertBook
+	memory   *alertMemory
 	seen     seen
 }
 
@@ -108,12 +110,12 @@ type seen struct {
 	failing   bool
 }
 
-func newAlerter(cfg AlertConfig, c *core, notReady func() string) *alerter {
+func newAlerter(cfg AlertConfig, c *core, store storage.Store, notReady func() string) *alerter {
 	hook := newWebhook(cfg.URL, c.version)
 	return &alerter{
 		cfg: cfg, entryCap: int64(c.terms.EntryCap), census: c.census, ledger: c.metrics.ledger, hot: c.hot,
 		notReady: notReady, send: hook.send, idle: hook.client.CloseIdleConnections, messages: c.metrics.alertMessages, log: c.log,
-		book: newAlertBook(cfg.CoolDown, cfg.Repeat),
+		book: newAlertBook(cfg.CoolDown, cfg.Repeat), memory: newAlertMemory(store, c.log),
 		seen: seen{others: map[seriesKey]int64{}, cappedAt: map[string]time.Time{}, hot: map[string]bool{}},
 	}
 }
@@ -124,6 +126,7 @@ func (a *alerter) run(ctx context.Context) {
 		return
 	}
 	defer a.idle()
+	defer func() { a.memory.close(context.WithoutCancel(ctx)) }()
 	tick := time.NewTicker(a.cfg.Every)
 	defer tick.Stop()
 	for {
@@ -136,10 +139,30 @@ func (a *alerter) run(ctx context.Context) {
 	}
 }
 
+// recall takes over what a server before this one had told, once enough is known to
+// say which of it is over.
+func (a *alerter) recall(ctx context.Context, now time.Time) {
+	if _, _, counted := a.census.latest(); !counted || a.census.overdueRecords() == nil || a.notReady() == storeDown {
+		return
+	}
+	told := a.memory.recall(ctx)
+	for _, t := range told {
+		if t.Name == alertAtCap {
+			a.seen.cappedAt[t.Namespace] = now // whether Park is refused shows in a while
+		}
+	}
+	a.book.recall(told)
+}
+
 // round sends what is due. A webhook that fails gets no more in this round.
 func (a *alerter) round(ctx context.Context, now time.Time) {
+	a.recall(ctx, now)
 	a.book.observe(now, a.look(now))
-	for _, m := range a.book.due(now) {
+	due := a.book.due(now)
+	if a.notReady() != storeDown {
+		a.memory.keep(ctx, a.book.told(due))
+	}
+	for _, m := range due {
 		err := a.send(ctx, webhookOf(m, a.external))
 		if ctx.Err() != nil {
 			return

@@ -50,9 +50,27 @@ func (s *core) auditResolve(ctx context.Context, id storage.RecordID, req *dedup
 	)
 }
 
+// auditEdit is of an entry that an operator made out of another.
+func (s *core) auditEdit(ctx context.Context, parent storage.EntryID, note string, ans storage.Answer, err error) {
+	var into []slog.Attr
+	if ans.Entry != nil {
+		into = append(into, slog.String("into", hex.EncodeToString(ans.Entry.ID[:])))
+	}
+	s.auditEntry(ctx, "edit", parent, note, ans, err, into...)
+}
+
+// auditSettle is of an entry that a claim of an operator has closed, or one that an
+// operator had asked for. What leaves it parked changes nothing for anybody.
+func (s *core) auditSettle(ctx context.Context, ans storage.Answer) {
+	if e := ans.Entry; e != nil && ans.Verdict == storage.VerdictOK && e.ByOperator && !e.Open() {
+		result := strings.TrimPrefix(resultTo(e.Result).String(), "REPLAY_RESULT_")
+		s.auditEntry(ctx, "settle", e.ID, "", ans, nil, slog.String("result", strings.ToLower(result)))
+	}
+}
+
 // auditEntry is of an act on one dead letter.
-func (s *core) auditEntry(ctx context.Context, act string, id storage.EntryID, note string, ans storage.Answer, err error) {
-	what := []slog.Attr{slog.String("entry", hex.EncodeToString(id[:]))}
+func (s *core) auditEntry(ctx context.Context, act string, id storage.EntryID, note string, ans storage.Answer, err error, what ...slog.Attr) {
+	what = append([]slog.Attr{slog.String("entry", hex.EncodeToString(id[:]))}, what...)
 	if e := ans.Entry; e != nil {
 		what = append(what,
 			slog.String("record", e.Record.Short()),

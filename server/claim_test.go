@@ -139,8 +139,10 @@ func TestAFailedReplayParksTheEntryAgainAndTellsWhy(t *testing.T) {
 		res, err := b.dead.Settle(t.Context(), settle)
 		require.NoError(t, err)
 		require.Equal(t, dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED, res.GetEntry().GetState())
-		require.Equal(t, "no card for …", res.GetEntry().GetSignature())
-		require.Equal(t, int32(codes.NotFound), res.GetEntry().GetCode())
+		require.Equal(t, e.GetSignature(), res.GetEntry().GetSignature(), "it stays in its group")
+		require.Equal(t, int32(codes.Unavailable), res.GetEntry().GetCode())
+		require.Equal(t, e.GetStatus(), res.GetEntry().GetStatus())
+		require.Equal(t, settle.GetStatus(), res.GetEntry().GetReplayStatus())
 		require.EqualValues(t, 1, res.GetEntry().GetReplays())
 	}
 	settle.Token = attempt(2)
@@ -181,14 +183,27 @@ func TestRequeueAndDiscardAnswerEachEntryAndAreAudited(t *testing.T) {
 	operator := &dedupv1.ClaimRequest{Token: attempt(3), EntryIds: [][]byte{a}, Operator: true}
 	_, err = b.dead.Claim(t.Context(), operator)
 	require.NoError(t, err)
+	edited := parkReq(t, secretKey+"-2", 2)
+	edited.ParentId, edited.Note = a, "edited"
+	_, err = b.dead.Park(t.Context(), edited)
+	require.NoError(t, err)
+	for id, token := range map[string]byte{string(a): 3, string(held): 1} {
+		_, err = b.dead.Settle(t.Context(), &dedupv1.SettleRequest{
+			EntryId: []byte(id), Token: attempt(token), Result: dedupv1.ReplayResult_REPLAY_RESULT_SUPERSEDED,
+		})
+		require.NoError(t, err)
+	}
 	log := b.logs.String()
 	for _, line := range []string{
 		`msg=requeue audit.entry=` + hex.EncodeToString(a), `audit.note="callee is back"`, "audit.answer=not_found", "audit.answer=entry_changed",
 		`msg=discard audit.entry=` + hex.EncodeToString(c), `audit.note="refunded by hand" audit.answer=ok`, "audit.answer=error",
 		`msg=claim audit.entry=` + hex.EncodeToString(a), "audit.kind=exhausted", "audit.from=in-process",
+		`msg=edit audit.entry=` + hex.EncodeToString(a), "audit.into=", "audit.note=edited",
+		`msg=settle audit.entry=` + hex.EncodeToString(a), "audit.result=superseded",
 	} {
 		require.Contains(t, log, line)
 	}
+	require.NotContains(t, log, "msg=settle audit.entry="+hex.EncodeToString(held), "its owner's replayer is no operator")
 	require.NotContains(t, log, secretKey)
 	require.NotContains(t, log, "customer-7")
 }

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 
@@ -45,8 +47,25 @@ func connectHandlers(cc grpc.ClientConnInterface) http.Handler {
 	serveRPC(mux, dedupv1.AdminService_Stats_FullMethodName, admin.Stats)
 	serveRPC(mux, dedupv1.AdminService_Redact_FullMethodName, admin.Redact)
 	serveRPC(mux, dedupv1.AdminService_Forget_FullMethodName, admin.Forget)
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(mediaHint{w}, r) })
 }
+
+// mediaHint says which content type to send where Connect's answer to another one,
+// or to none, has no words: curl sends a form unless it is told.
+type mediaHint struct{ http.ResponseWriter }
+
+// WriteHeader adds the words.
+func (w mediaHint) WriteHeader(code int) {
+	if code == http.StatusUnsupportedMediaType {
+		writeLine(w.ResponseWriter, code,
+			"the content type is missing or not one of those served here: for JSON send the header 'Content-Type: application/json'; Accept-Post names the others")
+		return
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap is for http.ResponseController.
+func (w mediaHint) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // serveRPC adds one method.
 func serveRPC[Req, Res any](mux *http.ServeMux, name string, call func(context.Context, *Req, ...grpc.CallOption) (*Res, error)) {
@@ -63,7 +82,33 @@ func serveRPC[Req, Res any](mux *http.ServeMux, name string, call func(context.C
 		return res, nil
 	}
 	mux.Handle("POST "+name, connect.NewUnaryHandler(name, handle,
-		connect.WithReadMaxBytes(MaxMessage), connect.WithSendMaxBytes(MaxMessage), connect.WithCodec(strictJSON{})))
+		connect.WithReadMaxBytes(MaxMessage), connect.WithSendMaxBytes(MaxMessage), connect.WithCodec(strictJSON{}),
+		connect.WithCompression("gzip", newBoundedGzip, func() connect.Compressor { return gzip.NewWriter(io.Discard) })))
+}
+
+// boundedGzip ends a body soon after it has become too large. Connect would unpack the
+// rest of it to tell how large it is: 8 MiB can be 8 GiB, and a minute's work.
+type boundedGzip struct {
+	*gzip.Reader
+	left int64
+}
+
+func newBoundedGzip() connect.Decompressor { return &boundedGzip{Reader: new(gzip.Reader)} }
+
+// Read ends past the largest message.
+func (b *boundedGzip) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, io.EOF
+	}
+	n, err := b.Reader.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// Reset begins another body.
+func (b *boundedGzip) Reset(r io.Reader) error {
+	b.left = MaxMessage + 1 // one more, so that it is seen to be too large
+	return b.Reader.Reset(r)
 }
 
 // strictJSON refuses fields that are not the message's: a misspelt dry_run must

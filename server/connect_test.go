@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"io"
@@ -75,9 +76,13 @@ func newWeb(t *testing.T) *web {
 // post sends JSON as curl would.
 func (w *web) post(t *testing.T, path, body string, header ...string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+path, strings.NewReader(body))
+	return w.send(t, http.MethodPost, path, body, append([]string{"Content-Type", "application/json"}, header...)...)
+}
+
+func (w *web) send(t *testing.T, method, path, body string, header ...string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, w.url+path, strings.NewReader(body))
 	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 		if header[i] == "Host" {
@@ -137,6 +142,40 @@ func TestRefusalsKeepTheirCodeReasonAndDetailsOverHTTP(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, code)
 }
 
+// curl sends a form unless it is told otherwise.
+func TestAWrongContentTypeIsToldWhichToSend(t *testing.T) {
+	t.Parallel()
+	w := newWeb(t)
+	for _, kind := range []string{"application/x-www-form-urlencoded", "text/plain", ""} {
+		code, body := w.post(t, dedupv1.AdminService_Stats_FullMethodName, `{}`, "Content-Type", kind)
+		require.Equal(t, http.StatusUnsupportedMediaType, code, kind)
+		require.Contains(t, body, "'Content-Type: application/json'", kind)
+	}
+}
+
+// 64 MiB of zeros are 64 KiB on the wire. What is unpacked of them is bounded, and a
+// body that is packed and small is read.
+func TestAPackedBodyIsUnpackedNoFurtherThanItMayBe(t *testing.T) {
+	t.Parallel()
+	w := newWeb(t)
+	pack := func(text []byte) string {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, err := z.Write(text)
+		require.NoError(t, err)
+		require.NoError(t, z.Close())
+		return b.String()
+	}
+	code, body := w.post(t, dedupv1.AdminService_Stats_FullMethodName, pack([]byte(`{}`)), "Content-Encoding", "gzip")
+	require.Equal(t, http.StatusOK, code, body)
+	const small = 8<<20 + 1000
+	for _, size := range []int{small, 64 << 20} {
+		code, body = w.post(t, dedupv1.AdminService_Stats_FullMethodName, pack(make([]byte, size)), "Content-Encoding", "gzip")
+		require.Equal(t, http.StatusTooManyRequests, code)
+		require.Contains(t, body, "8388609", "no more than one byte too many is looked at, of %d", size)
+	}
+}
+
 func TestConnectAndGRPCWebClientsGetErrorDetails(t *testing.T) {
 	t.Parallel()
 	w := newWeb(t)
@@ -189,6 +228,24 @@ func TestOtherSitesPagesAreRefused(t *testing.T) {
 	}
 	code, _ := w.post(t, dedupv1.AdminService_ListRecords_FullMethodName, `{}`, "Host", "localhost:7481")
 	require.Equal(t, http.StatusOK, code)
+}
+
+// A scraper and a prober come by address or by a service's name, also through a proxy
+// beside dedupd; what they are told holds no key and changes nothing.
+func TestMetricsAndHealthAnswerUnderAnyName(t *testing.T) {
+	t.Parallel()
+	w := newWeb(t)
+	_, err := w.dedup.Reserve(t.Context(), reserveOf(1))
+	require.NoError(t, err)
+	for _, path := range []string{"/metrics", "/healthz"} {
+		for _, name := range []string{"10.0.0.7:7481", "dedupd.prod.svc:7481", "localhost"} {
+			code, body := w.send(t, http.MethodGet, path, "", "Host", name)
+			require.Equal(t, http.StatusOK, code, "%s as %s", path, name)
+			require.NotContains(t, body, string(reserveOf(1).GetIdentity().GetKey()))
+		}
+	}
+	code, _ := w.send(t, http.MethodGet, "/console/", "", "Host", "dedupd.prod.svc:7481")
+	require.Equal(t, http.StatusMisdirectedRequest, code)
 }
 
 func TestTheAuditLogTellsWhoCameOverHTTP(t *testing.T) {

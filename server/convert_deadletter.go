@@ -167,6 +167,7 @@ func entryTo(e *storage.DeadLetter, now storage.Instant, withRequest bool) *dedu
 		LastParkedAt: timeOf(e.LastParkedAt),
 		Age:          wireDuration(now.Sub(e.ParkedAt)),
 		Replays:      e.Replays,
+		ReplayStatus: e.ReplayStatus,
 		Result:       resultTo(e.Result),
 		Note:         e.Note,
 		Requested:    e.Requested,

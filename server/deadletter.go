@@ -41,6 +41,9 @@ func (s *deadLetterService) Park(ctx context.Context, req *dedupv1.ParkRequest) 
 		return nil, err
 	}
 	ans, err := s.store.Park(ctx, q)
+	if q.Entry.Parent != (storage.EntryID{}) { // an operator has edited another
+		s.auditEdit(ctx, q.Entry.Parent, req.GetNote(), ans, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +149,7 @@ func (s *deadLetterService) Groups(ctx context.Context, req *dedupv1.GroupsReque
 }
 
 func (s *deadLetterService) Settle(ctx context.Context, req *dedupv1.SettleRequest) (*dedupv1.SettleResponse, error) {
-	code, message, err := failureOf(req.GetStatus(), "status")
-	if err != nil {
+	if _, _, err := failureOf(req.GetStatus(), "status"); err != nil {
 		return nil, err
 	}
 	q := storage.Settle{
@@ -158,21 +160,10 @@ func (s *deadLetterService) Settle(ctx context.Context, req *dedupv1.SettleReque
 		Terms:     s.terms,
 	}
 	if q.Result == storage.ResultFailed {
-		q.Code, q.Status = code, req.GetStatus()
-		if message != "" { // only the entry knows the key to mask
-			ans, err := s.store.Entry(ctx, q.Entry)
-			if err != nil {
-				return nil, err
-			}
-			if ans.Verdict != storage.VerdictOK {
-				return nil, refusalOf(ans)
-			}
-			if q.Signature, err = s.signature(ctx, ans.Entry, message); err != nil {
-				return nil, err
-			}
-		}
+		q.Status = req.GetStatus()
 	}
 	ans, err := s.store.Settle(ctx, q)
+	s.auditSettle(ctx, ans)
 	if err != nil {
 		return nil, err
 	}

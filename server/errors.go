@@ -63,11 +63,11 @@ func refused(v storage.Verdict) row {
 	case storage.VerdictNotReconciled:
 		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_NOT_RECONCILED, "this grant must find out first; call BeginRun before"}
 	case storage.VerdictRecordChanged:
-		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_RECORD_CHANGED, "the record is not the one that was looked at; look again"}
+		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_RECORD_CHANGED, "the record has changed since it was looked at, and nothing was written; look at it again before you decide"}
 	case storage.VerdictNotFound:
 		return row{codes.NotFound, dedupv1.Reason_REASON_ENTRY_NOT_FOUND, "there is no such dead letter, or no record to park one for"}
 	case storage.VerdictEntryChanged:
-		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_ENTRY_CHANGED, "the dead letter's state, or its claim, does not allow this; look again"}
+		return row{codes.FailedPrecondition, dedupv1.Reason_REASON_ENTRY_CHANGED, "the dead letter's state, or its claim, does not allow this, and nothing was written; look at it again before you decide"}
 	case storage.VerdictClaimInvalid:
 		return row{codes.InvalidArgument, dedupv1.Reason_REASON_KEY_INVALID, "the replay's claim has ended, or the call's namespace, operation or key is not the dead letter's: claim it anew, and check that this is its service"}
 	case storage.VerdictFull:

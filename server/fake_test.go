@@ -23,15 +23,20 @@ type fakeStore struct {
 	after   func(call string) error                      // fails a call that was written
 	asked   map[string]int
 	closed  bool
+	memos   map[string][]byte
 }
 
-var _ storage.Store = (*fakeStore)(nil)
+var (
+	_ storage.Store = (*fakeStore)(nil)
+	_ storage.Memos = (*fakeStore)(nil)
+)
 
 func newFakeStore() *fakeStore {
 	return &fakeStore{
 		rows:    map[storage.RecordID]*storage.Record{},
 		entries: map[storage.EntryID]*storage.DeadLetter{},
 		asked:   map[string]int{},
+		memos:   map[string][]byte{},
 	}
 }
 
@@ -179,6 +184,25 @@ func (f *fakeStore) Sweep(ctx context.Context, limit int) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+func (f *fakeStore) Memo(ctx context.Context, name string) ([]byte, error) {
+	if err := f.begin(ctx, "Memo"); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.memos[name], nil
+}
+
+func (f *fakeStore) SetMemo(ctx context.Context, name string, text []byte) error {
+	if err := f.begin(ctx, "SetMemo"); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memos[name] = text
+	return nil
 }
 
 func (f *fakeStore) Check(ctx context.Context) error { return f.begin(ctx, "Check") }

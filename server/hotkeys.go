@@ -45,8 +45,9 @@ func (h *hotKeys) asked(id storage.RecordID, who storage.Identity, ans storage.A
 	h.sketch.Add(item, 1)
 }
 
-// hottest tells up to limit keys of one namespace, or of all, most often first.
-func (h *hotKeys) hottest(namespace string, limit int) []*dedupv1.HotKey {
+// hottest tells up to limit keys of one namespace, or of all, most often first, that
+// were asked for again at least so often.
+func (h *hotKeys) hottest(namespace string, limit int, least uint32) []*dedupv1.HotKey {
 	h.mu.Lock()
 	items := h.sketch.List()
 	h.mu.Unlock()
@@ -54,7 +55,7 @@ func (h *hotKeys) hottest(namespace string, limit int) []*dedupv1.HotKey {
 	for _, item := range items {
 		id := storage.RecordID([]byte(item.Key[:len(storage.RecordID{})]))
 		ns, operation, _ := strings.Cut(item.Key[len(id):], "\n")
-		if item.Count == 0 || namespace != "" && ns != namespace {
+		if item.Count < max(1, least) || namespace != "" && ns != namespace {
 			continue
 		}
 		if len(out) == limit {
@@ -67,7 +68,7 @@ func (h *hotKeys) hottest(namespace string, limit int) []*dedupv1.HotKey {
 
 // most is the count of the hottest key.
 func (h *hotKeys) most() float64 {
-	for _, key := range h.hottest("", 1) {
+	for _, key := range h.hottest("", 1, 1) {
 		return float64(key.GetCount())
 	}
 	return 0

@@ -46,6 +46,14 @@ const (
 	MaxEntryCap = 10_000_000
 	// MaxMessage is the largest gRPC message either way, in bytes.
 	MaxMessage = 8 << 20
+	// MaxMetadata is how large a gRPC call's metadata may be, in bytes as HTTP/2
+	// counts them.
+	MaxMetadata = 64 << 10
+	// MaxStreams is how many calls one connection may have open: far more than a
+	// process holds at once, as a held call must not keep the Complete out that it
+	// waits for, and few enough that a connection which opens calls and sends
+	// nothing takes some 300 MB and not all there is.
+	MaxStreams = 16_384
 )
 
 // Config is what a server is made of; zero values mean the stated defaults.
@@ -208,7 +216,7 @@ func New(cfg Config) (*Server, error) {
 	s.overdue = &overdue{
 		store: s.core.store, every: overdueEvery, terms: s.core.terms, census: counted, metrics: s.metrics, log: s.log,
 	}
-	s.alerter = newAlerter(cfg.Alerts, s.core, s.health.notReady)
+	s.alerter = newAlerter(cfg.Alerts, s.core, cfg.Store, s.health.notReady)
 	s.unary, err = s.unaryChain()
 	if err != nil {
 		return nil, err
@@ -244,8 +252,8 @@ func (s *Server) options() []grpc.ServerOption {
 		// more often than this is not one of ours.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		// Streams are not limited in number: a held call takes one, and must never
-		// keep the Complete out that it waits for.
+		grpc.MaxHeaderListSize(MaxMetadata),
+		grpc.MaxConcurrentStreams(MaxStreams),
 		grpc.NumStreamWorkers(uint32(StreamWorkers * runtime.GOMAXPROCS(0))), //nolint:gosec // some hundreds
 	}
 	if s.cfg.TLS != nil {

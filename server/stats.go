@@ -13,11 +13,15 @@ import (
 // maxStats bounds each list of an answer to Stats; the largest are told.
 const maxStats = 1000
 
+// hotLeast is how often a key must have come back of late to be told as a hot one: a
+// retry or two is what keys are for.
+const hotLeast = 3
+
 // Stats reads nothing but memory, so that asking often costs the store nothing.
 func (s *adminService) Stats(_ context.Context, req *dedupv1.StatsRequest) (*dedupv1.StatsResponse, error) {
 	res := &dedupv1.StatsResponse{
 		Operations: s.metrics.stats(req.GetNamespace()),
-		HotKeys:    s.hot.hottest(req.GetNamespace(), int(req.GetHotKeys())),
+		HotKeys:    s.hot.hottest(req.GetNamespace(), int(req.GetHotKeys()), hotLeast),
 		Waiting:    int64(s.waiters.held()),
 		Uptime:     wireDuration(time.Since(s.began)),
 		Version:    s.version,

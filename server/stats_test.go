@@ -23,6 +23,18 @@ func (b *bundle) stats(t *testing.T, namespace string, hot int32) *dedupv1.Stats
 	return res
 }
 
+func TestARetryOrTwoMakesNoHotKey(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.grant(t, 1)
+	for n := byte(2); n < 2+hotLeast; n++ {
+		require.Empty(t, b.stats(t, "", 10).GetHotKeys())
+		_, err := b.dedup.Reserve(t.Context(), reserveReq(n))
+		require.NoError(t, err)
+	}
+	require.Len(t, b.stats(t, "", 10).GetHotKeys(), 1)
+}
+
 func TestStatsTellWhatThisReplicaAnsweredAndWhatComesBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -126,13 +138,13 @@ func TestG04TheKeyThatKeepsComingStandsOutOfAFlood(t *testing.T) {
 				h.asked(id.RecordID(), id, repeat)
 			}
 		}
-		got := h.hottest("", 100)
+		got := h.hottest("", 100, 1)
 		require.LessOrEqual(t, len(got), hotKept)
 		require.Equal(t, storage.Identity{Namespace: "n", Operation: "o", Key: "hot"}.RecordID().Short(), got[0].GetRecord())
 		require.InDelta(t, 1000, got[0].GetCount(), 50)
 		time.Sleep(10*hotFade + time.Second) //nolint:forbidigo // inside a bubble
 		require.Zero(t, h.most())
-		require.Empty(t, h.hottest("", 100))
+		require.Empty(t, h.hottest("", 100, 1))
 		stop()
 	})
 }

@@ -117,7 +117,7 @@ type DeadLetter struct {
 	Fingerprint Fingerprint
 
 	Code      int32
-	Status    []byte // google.rpc.Status of the last failure
+	Status    []byte // google.rpc.Status of the failure that it was last parked for
 	Signature string // its message with numbers and ids masked: what groups entries
 	Attempts  []EntryAttempt
 
@@ -134,10 +134,14 @@ type DeadLetter struct {
 	Requested  bool    // Requeue asked for a replay
 	NotBefore  Instant // no claim by filter until then
 	Replays    int64   // claims that were not given back
-	Result     EntryResult
-	Note       string
-	ClosedAt   Instant
-	DropAt     Instant // of a closed entry; zero: none
+	// ReplayStatus is the google.rpc.Status of the last replay that failed. It
+	// stands beside Status: whoever replays by mistake must not move the entry
+	// out of its group.
+	ReplayStatus []byte
+	Result       EntryResult
+	Note         string
+	ClosedAt     Instant
+	DropAt       Instant // of a closed entry; zero: none
 
 	Conflict *Conflict // of EntryConflict
 }

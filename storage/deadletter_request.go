@@ -52,9 +52,7 @@ type Settle struct {
 	Entry     EntryID
 	Token     ClaimToken
 	Result    EntryResult
-	Code      int32  // of ResultFailed
-	Status    []byte // likewise
-	Signature string // likewise
+	Status    []byte // of ResultFailed
 	NotBefore time.Duration
 	Terms     Terms
 }

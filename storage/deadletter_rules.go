@@ -277,7 +277,7 @@ func (q Settle) judge(t *turn) (*Record, Answer) {
 	c.Result = q.Result
 	switch q.Result {
 	case ResultFailed:
-		c.Code, c.Status, c.Signature = q.Code, q.Status, q.Signature
+		c.ReplayStatus = q.Status
 		c.Requested = false // it was tried as asked
 		c.giveUp(t.now.Add(q.NotBefore))
 	case ResultGivenBack:

@@ -233,12 +233,16 @@ func TestSettle(t *testing.T) {
 				o.after(time.Hour)
 			}
 			o.want(VerdictEntryChanged, Settle{Entry: id, Token: ClaimToken{99}, Result: c.result})
-			q := Settle{Entry: id, Token: token, Result: c.result, Code: 5, Signature: "s", NotBefore: time.Minute, Terms: Terms{EntryHold: time.Hour}}
+			q := Settle{Entry: id, Token: token, Result: c.result, Status: []byte("replayed"), NotBefore: time.Minute, Terms: Terms{EntryHold: time.Hour}}
+			before := o.entry(id)
 			e := o.want(VerdictOK, q).Entry
 			require.Equal(t, c.state, e.State)
 			require.Equal(t, c.result, e.Result)
 			require.Equal(t, c.counts, e.Replays)
-			require.Equal(t, c.result == ResultFailed, e.Code == 5)
+			require.Equal(t, c.result == ResultFailed, len(e.ReplayStatus) > 0)
+			require.Equal(t, before.Code, e.Code, "it stays in its group")
+			require.Equal(t, before.Status, e.Status)
+			require.Equal(t, before.Signature, e.Signature)
 			if c.state == EntryParked {
 				require.Equal(t, o.now.Add(time.Minute), e.NotBefore)
 				require.False(t, e.ByOperator)

@@ -69,6 +69,6 @@ func (e *DeadLetter) Redacted() *DeadLetter {
 	c := *e
 	c.Identity.Caller, c.Identity.Key = "", ""
 	c.HasRequest, c.TypeURL, c.Request, c.Metadata = false, "", nil, nil
-	c.Status, c.Signature, c.Note = nil, "", ""
+	c.Status, c.ReplayStatus, c.Signature, c.Note = nil, nil, "", ""
 	return &c
 }

@@ -60,6 +60,7 @@ func TestRedactErasesOpenEntriesAndAnOpenedError(t *testing.T) {
 		q.Entry.Request, q.Entry.Metadata = []byte("secret"), []MetadataEntry{{Key: "k"}}
 		q.Entry.Status, q.Entry.Signature, q.Entry.Note = []byte("secret"), "secret", "secret"
 	})
+	o.want(VerdictOK, Settle{Entry: id, Token: o.claim(id), Result: ResultFailed, Status: []byte("secret")})
 	fence := o.want(VerdictGranted, replay(2, id, o.claim(id, byOperator))).Record.Fence
 	o.want(VerdictOK, release(2, fence, EffectUnknown))
 	o.want(VerdictInProgress, Forget{})
@@ -69,7 +70,7 @@ func TestRedactErasesOpenEntriesAndAnOpenedError(t *testing.T) {
 	require.True(t, e.Open())
 	require.Equal(t, e, e.Redacted())
 	require.False(t, e.HasRequest)
-	require.Empty(t, string(e.Request)+string(e.Status)+e.Signature+e.Note+e.Identity.Key)
+	require.Empty(t, string(e.Request)+string(e.Status)+string(e.ReplayStatus)+e.Signature+e.Note+e.Identity.Key)
 	o.want(VerdictOK, resolveReleased(o.rec.Version))
 	told := o.want(VerdictCompleted, reserve(3)).Outcome
 	require.True(t, told.Omitted, "what comes back is not told")

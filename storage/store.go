@@ -74,6 +74,15 @@ type Maintenance interface {
 	Close() error
 }
 
+// Memos is what a Store adds that keeps a few words for the servers over it: what
+// the next one must know of one that is gone. A memo is small and holds no key.
+type Memos interface {
+	// Memo returns what was set last under the name; empty where nothing was.
+	Memo(ctx context.Context, name string) ([]byte, error)
+	// SetMemo puts text in its place, durably. After an error either may be there.
+	SetMemo(ctx context.Context, name string, text []byte) error
+}
+
 // Watcher is what a Store adds whose records other processes write too.
 type Watcher interface {
 	// Changed returns nil once the record's version is not the given one, whoever

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -126,6 +127,7 @@ func (d display) entryFacts(e *dedupv1.DeadLetter) []fact {
 		{"parked last", at(e.GetLastParkedAt(), nil, "")},
 		{"count", strconv.FormatInt(e.GetCount(), 10)},
 		{"replays", strconv.FormatInt(e.GetReplays(), 10)},
+		{"last failed with", statusText(e.GetReplayStatus())},
 		{"claimed for", rough(e.GetClaimLeft())},
 		{"closed", at(e.GetClosedAt(), nil, "")},
 		{"edited from", hex.EncodeToString(e.GetParentId())},
@@ -140,13 +142,21 @@ func (d display) entryFacts(e *dedupv1.DeadLetter) []fact {
 	return append(facts, fact{"next", entryNext(e)})
 }
 
-// failure is the last status, code and message.
+// failure is what it was parked for, code and message.
 func failure(e *dedupv1.DeadLetter) string {
+	return cmp.Or(statusText(e.GetStatus()), codeName(e.GetCode()))
+}
+
+// statusText is the code and message of a serialised google.rpc.Status, or "".
+func statusText(raw []byte) string {
 	var s statuspb.Status
-	if proto.Unmarshal(e.GetStatus(), &s) != nil || s.GetMessage() == "" {
-		return codeName(e.GetCode())
+	if len(raw) == 0 || proto.Unmarshal(raw, &s) != nil {
+		return ""
 	}
-	return codeName(e.GetCode()) + ": " + printable([]byte(s.GetMessage()))
+	if s.GetMessage() == "" {
+		return codeName(s.GetCode())
+	}
+	return codeName(s.GetCode()) + ": " + printable([]byte(s.GetMessage()))
 }
 
 func conflictText(c *dedupv1.ConflictInfo) string {

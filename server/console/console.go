@@ -72,7 +72,15 @@ func New(cc grpc.ClientConnInterface, opts Options) http.Handler {
 	}
 	static, _ := fs.Sub(files, "static") // embedded: it is there
 	mux := http.NewServeMux()
-	mux.Handle("GET /static/", http.StripPrefix("/static/", cached(http.FileServerFS(static))))
+	mux.HandleFunc("GET /static/{file}", func(w http.ResponseWriter, r *http.Request) {
+		file := r.PathValue("file")
+		if info, err := fs.Stat(static, file); err != nil || info.IsDir() {
+			c.noPage(w, r)
+			return
+		}
+		w.Header().Set("Cache-Control", "max-age=300")
+		http.ServeFileFS(w, r, static, file) //nolint:gosec // of an embedded file system, which has no other files
+	})
 	mux.HandleFunc("GET /{$}", c.overview)
 	mux.HandleFunc("GET /records", c.records)
 	mux.HandleFunc("POST /records/find", c.findRecords)
@@ -81,10 +89,12 @@ func New(cc grpc.ClientConnInterface, opts Options) http.Handler {
 	mux.HandleFunc("GET /dead-letters", c.deadLetters)
 	mux.HandleFunc("GET /dead-letters/{id}", c.deadLetter)
 	mux.HandleFunc("POST /dead-letters/act", c.act)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		c.fail(w, "", status.Error(codes.NotFound, "there is no such page"))
-	})
+	mux.HandleFunc("/", c.noPage)
 	return secured(mux)
+}
+
+func (c *console) noPage(w http.ResponseWriter, _ *http.Request) {
+	c.fail(w, "", status.Error(codes.NotFound, "there is no such page"))
 }
 
 // secured tells browsers to run and load nothing from elsewhere, to keep no page,
@@ -105,13 +115,6 @@ func secured(next http.Handler) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), limit)
 		defer cancel()
 		next.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
-func cached(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=300")
-		next.ServeHTTP(w, r)
 	})
 }
 
@@ -156,10 +159,16 @@ type problem struct {
 	Reason  string
 	Code    string
 	Next    string
+	Back    string // the page to look at again
 }
 
 // fail shows a refusal as the service worded it.
 func (c *console) fail(w http.ResponseWriter, section string, err error) {
+	c.failBack(w, section, "", err)
+}
+
+// failBack is fail with a link to the page that should be looked at again.
+func (c *console) failBack(w http.ResponseWriter, section, back string, err error) {
 	st := status.Convert(err)
 	reason := reasonOf(st)
 	code := map[codes.Code]int{
@@ -172,7 +181,7 @@ func (c *console) fail(w http.ResponseWriter, section string, err error) {
 		code = http.StatusInternalServerError
 	}
 	c.render(w, code, "problem", "That did not work", section, problem{
-		Message: st.Message(), Reason: reason, Code: st.Code().String(), Next: nextStep(reason),
+		Message: st.Message(), Reason: reason, Code: st.Code().String(), Next: nextStep(reason), Back: back,
 	})
 }
 

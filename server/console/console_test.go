@@ -12,8 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -110,6 +112,22 @@ func TestASearchByKeyGoesOnPastEmptyPagesAndLeavesNoKeyInAnAddress(t *testing.T)
 	require.Equal(t, http.StatusSeeOther, code, "an id leads to its record")
 }
 
+func TestStaticServesItsFilesAndNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, console.Options{})
+	for _, file := range []string{"console.css", "console.js", "icon.svg"} {
+		code, text := s.get(t, "/static/"+file)
+		require.Equal(t, http.StatusOK, code, file)
+		require.NotEmpty(t, text, file)
+	}
+	for _, path := range []string{"/static/", "/static", "/static/%2e%2e/templates/frame.html", "/static/..%2ftemplates%2fframe.html", "/static/%2f", "/static/index.html"} {
+		code, text := s.get(t, path)
+		require.Equal(t, http.StatusNotFound, code, path)
+		require.NotContains(t, text, "console.js</a>", path)
+		require.NotContains(t, text, "{{define", path)
+	}
+}
+
 func TestNothingIsChangedBeforeItIsConfirmed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, console.Options{})
@@ -157,6 +175,80 @@ func TestTenThousandEntriesAreListedByPageAndRequeuedAtOnce(t *testing.T) {
 	_, text = s.post(t, "/dead-letters/act", form)
 	require.Contains(t, text, "10000 of 10000 put back")
 	require.Len(t, s.requeued, 10_000)
+}
+
+func TestOnlyWhatWaitsForSomebodyIsOfferedAReplayOrADiscard(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, console.Options{})
+	s.entries = letters(4)
+	for i, state := range []dedupv1.DeadLetterState{
+		dedupv1.DeadLetterState_DEAD_LETTER_STATE_REPLAYING, dedupv1.DeadLetterState_DEAD_LETTER_STATE_RESOLVED,
+		dedupv1.DeadLetterState_DEAD_LETTER_STATE_DISCARDED, dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED,
+	} {
+		s.entries[i].State = state
+		_, text := s.get(t, "/dead-letters/"+hex.EncodeToString(s.entries[i].GetEntryId()))
+		parked := state == dedupv1.DeadLetterState_DEAD_LETTER_STATE_PARKED
+		require.Equal(t, parked, strings.Contains(text, `value="requeue"`), state)
+		require.Equal(t, parked, strings.Contains(text, `value="discard"`), state)
+	}
+	_, text := s.get(t, "/dead-letters")
+	require.Equal(t, 1, strings.Count(text, `name="id"`))
+	form := url.Values{"do": {"discard"}, "all": {"yes"}, "note": {"old"}}
+	_, text = s.post(t, "/dead-letters/act", form)
+	require.Contains(t, text, "Discard 1<")
+
+	s.entries = s.entries[:3]
+	_, text = s.get(t, "/dead-letters")
+	require.NotContains(t, text, `name="do"`)
+	code, _ := s.post(t, "/dead-letters/act", form)
+	require.Equal(t, http.StatusBadRequest, code)
+}
+
+func TestWhatCameOfTheReplaysIsToldInWordsBesideTheFirstFailure(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, console.Options{})
+	s.entries = letters(1)
+	e := s.entries[0]
+	page := "/dead-letters/" + hex.EncodeToString(e.GetEntryId())
+	const failed, givenBack = dedupv1.ReplayResult_REPLAY_RESULT_FAILED, dedupv1.ReplayResult_REPLAY_RESULT_GIVEN_BACK
+	for _, c := range []struct {
+		tried  int64
+		result dedupv1.ReplayResult
+		says   string
+	}{
+		{0, 0, "<dd>none</dd>"},
+		{1, 0, "1; nobody told how it ended"},
+		{2, failed, "2; the last one failed"},
+		{0, givenBack, "none; the last claim was given back without a try"},
+	} {
+		e.Replays, e.Result = c.tried, c.result
+		_, text := s.get(t, page)
+		require.Contains(t, text, c.says)
+		require.NotContains(t, text, "Replay failed with")
+	}
+	var err error
+	e.ReplayStatus, err = proto.Marshal(status.New(codes.NotFound, "no <route>").Proto())
+	require.NoError(t, err)
+	_, text := s.get(t, page)
+	require.Contains(t, text, "<dd>Unavailable</dd>")
+	require.Contains(t, text, "<dd>NotFound: no &lt;route&gt;</dd>")
+}
+
+// A06: somebody else was faster.
+func TestAVerdictOnAStaleVersionIsToldToLookAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, console.Options{})
+	s.records = []*dedupv1.RecordInfo{unknownRecord()}
+	refused, err := status.New(codes.FailedPrecondition, "it has changed").WithDetails(&errdetails.ErrorInfo{Domain: "dedup.v1", Reason: "RECORD_CHANGED"})
+	require.NoError(t, err)
+	s.refuse = refused.Err()
+	record := "/records/" + hex.EncodeToString(s.records[0].GetRecordId())
+	code, text := s.post(t, record+"/resolve", url.Values{
+		"version": {"0000000000000009"}, "note": {"n"}, "verdict": {"completed"}, "confirm": {"yes"},
+	})
+	require.Equal(t, http.StatusConflict, code)
+	require.Contains(t, text, "your verdict was not taken. Look at the record again")
+	require.Contains(t, text, `href="/console`+record+`">Look at it again`)
 }
 
 func TestWhatIsMissingOrDamagedIsSaidInWords(t *testing.T) {

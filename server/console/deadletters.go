@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,9 @@ type queue struct {
 	Kinds   []string
 	States  []string
 }
+
+// Waits reports whether something on the page takes a replay or a discard.
+func (q *queue) Waits() bool { return slices.ContainsFunc(q.Entries, waits) }
 
 // filterForm is the filter as the form and the address hold it.
 type filterForm struct {
@@ -240,7 +244,9 @@ func (c *console) actionOf(ctx context.Context, form url.Values) (*action, error
 		}
 		ask.IDs = nil
 		next, err := c.entries(ctx, filter, nil, actMost, func(e *dedupv1.DeadLetter) {
-			ask.IDs = append(ask.IDs, hex.EncodeToString(e.GetEntryId()))
+			if waits(e) {
+				ask.IDs = append(ask.IDs, hex.EncodeToString(e.GetEntryId()))
+			}
 		})
 		if err != nil {
 			return nil, err
@@ -249,7 +255,7 @@ func (c *console) actionOf(ctx context.Context, form url.Values) (*action, error
 	}
 	ask.Count = len(ask.IDs)
 	if ask.Count == 0 {
-		return nil, status.Error(codes.InvalidArgument, "choose at least one entry")
+		return nil, status.Error(codes.InvalidArgument, "choose at least one entry that is parked")
 	}
 	if ask.Count > actMost {
 		return nil, status.Errorf(codes.InvalidArgument, "at most %d entries go at once", actMost)

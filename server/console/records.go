@@ -267,9 +267,10 @@ func (c *console) resolve(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, "records", err)
 		return
 	}
+	back := "/console/records/" + hex.EncodeToString(page.Record.GetRecordId())
 	ask, req, err := verdictOf(page.Record, r.PostForm)
 	if err != nil {
-		c.fail(w, "records", err)
+		c.failBack(w, "records", back, err)
 		return
 	}
 	if r.PostForm.Get("confirm") != "yes" {
@@ -277,10 +278,10 @@ func (c *console) resolve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if _, err := c.admin.Resolve(r.Context(), req); err != nil {
-		c.fail(w, "records", err)
+		c.failBack(w, "records", back, err)
 		return
 	}
-	http.Redirect(w, r, "/console/records/"+hex.EncodeToString(page.Record.GetRecordId()), http.StatusSeeOther) //nolint:gosec // hex digits
+	http.Redirect(w, r, back, http.StatusSeeOther) //nolint:gosec // hex digits
 }
 
 // verdictOf reads the form: what is asked, for the page and for the service.

@@ -41,7 +41,7 @@ func fullEntry(h *holder) *storage.DeadLetter {
 		Code: -7, Status: []byte{8, 9}, Signature: "s\x00\xff", Attempts: []storage.EntryAttempt{{At: 1, Code: 14}, {At: -2, Code: -3}},
 		ParkID: storage.AttemptID{2}, Count: 3, ParkedAt: 4, LastParkedAt: 5, Parent: storage.EntryID{6},
 		Claim: storage.ClaimToken{7}, ClaimEnd: 8, ClaimFence: 9, ByOperator: true, Requested: true, NotBefore: 10, Replays: 11,
-		Result: storage.ResultFailed, Note: "n\x00", ClosedAt: 12, DropAt: 13,
+		Result: storage.ResultFailed, ReplayStatus: []byte{8, 3}, Note: "n\x00", ClosedAt: 12, DropAt: 13,
 		Conflict: &storage.Conflict{RefusedFence: 1, RecordFence: 2, Success: true, RefusedHash: [32]byte{3}, RecordHash: [32]byte{4}, At: 5},
 	}
 }

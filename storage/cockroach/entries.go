@@ -26,15 +26,15 @@ WHERE e.record_id = $1 AND e.state > 2 ORDER BY e.id FOR UPDATE`
 	// seen.
 	insertEntrySQL = `/* dedupd judge */ INSERT INTO dedup_dead_letters (id, revision, record_id, namespace, operation, caller, key,
   kind, state, pinned, code, signature, parks, parked_at, last_parked_at, claim_end, not_before, requested, has_request,
-  closed_at, drop_at, detail)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)
+  closed_at, drop_at, detail, replay_status)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
 ON CONFLICT DO NOTHING RETURNING revision`
 
 	// The revision names all that was read.
 	updateEntrySQL = `/* dedupd judge */ UPDATE dedup_dead_letters SET
   revision = $2, record_id = $3, namespace = $4, operation = $5, caller = $6, key = $7, kind = $8, state = $9, pinned = $10,
   code = $11, signature = $12, parks = $13, parked_at = $14, last_parked_at = $15, claim_end = $16, not_before = $17,
-  requested = $18, has_request = $19, closed_at = $20, drop_at = $21, detail = $22
+  requested = $18, has_request = $19, closed_at = $20, drop_at = $21, detail = $22, replay_status = $23
 WHERE id = $1 AND revision = $2 - 1 RETURNING revision`
 
 	putRequestSQL = `/* dedupd judge */ INSERT INTO dedup_dead_letter_requests (entry_id, request) VALUES ($1, $2)

@@ -1,6 +1,7 @@
 package cockroach
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 
@@ -14,7 +15,7 @@ import (
 // entryRow.targets and entryArgs.
 const entryColumns = `e.id, e.revision, e.record_id, e.namespace, e.operation, e.caller, e.key, e.kind, e.state, e.pinned, ` +
 	`e.code, e.signature, e.parks, e.parked_at, e.last_parked_at, e.claim_end, e.not_before, e.requested, e.has_request, ` +
-	`e.closed_at, e.drop_at, e.detail`
+	`e.closed_at, e.drop_at, e.detail, e.replay_status`
 
 // entry is a dead letter as it was read.
 type entry struct {
@@ -29,6 +30,7 @@ type entryRow struct {
 
 	id, record, caller, key   pgtype.DriverBytes
 	signature, detail, packed pgtype.DriverBytes
+	replayStatus              pgtype.DriverBytes
 }
 
 // targets are what entryColumns are scanned into.
@@ -39,7 +41,7 @@ func (r *entryRow) targets() []any {
 		(*uint8)(&e.Kind), (*uint8)(&e.State), &e.Pinned,
 		&e.Code, &r.signature, &e.Count, (*stamp)(&e.ParkedAt), (*stamp)(&e.LastParkedAt),
 		(*stamp)(&e.ClaimEnd), (*stamp)(&e.NotBefore), &e.Requested, &e.HasRequest,
-		(*stamp)(&e.ClosedAt), (*stamp)(&e.DropAt), &r.detail,
+		(*stamp)(&e.ClosedAt), (*stamp)(&e.DropAt), &r.detail, &r.replayStatus,
 	}
 }
 
@@ -72,6 +74,9 @@ func (r *entryRow) entry() (entry, error) {
 	}
 	e.ID, e.Record = storage.EntryID(r.id), storage.RecordID(r.record)
 	e.Identity.Caller, e.Identity.Key, e.Signature = string(r.caller), string(r.key), string(r.signature)
+	if len(r.replayStatus) > 0 {
+		e.ReplayStatus = bytes.Clone(r.replayStatus)
+	}
 	if err := readDetail(r.detail, e); err != nil {
 		return entry{}, fmt.Errorf("detail: %w", err)
 	}
@@ -85,7 +90,7 @@ func entryArgs(e *storage.DeadLetter, revision int64) []any {
 		int16(e.Kind), int16(e.State), e.Pinned,
 		e.Code, []byte(e.Signature), e.Count, at(e.ParkedAt), at(e.LastParkedAt),
 		at(e.ClaimEnd), at(e.NotBefore), e.Requested, e.HasRequest,
-		at(e.ClosedAt), at(e.DropAt), encodeDetail(e),
+		at(e.ClosedAt), at(e.DropAt), encodeDetail(e), notNull(e.ReplayStatus),
 	}
 }
 

@@ -30,7 +30,7 @@ func TestAStoreDoesNotOpenOnAnOlderSchemaAndSaysWhatToType(t *testing.T) {
 	_, err := Open(t.Context(), opts)
 	var old *SchemaError
 	require.ErrorAs(t, err, &old)
-	require.Equal(t, SchemaError{Have: 0, Want: 2}, *old)
+	require.Equal(t, SchemaError{Have: 0, Want: 4}, *old)
 	require.ErrorContains(t, err, "dedupd migrate up")
 	require.ErrorContains(t, &SchemaError{Have: 1, Want: 2}, "is at version 1, this dedupd needs 2")
 

@@ -7,8 +7,12 @@ import (
 	"github.com/dedupd/dedupd/storage"
 )
 
-// entryVersion is the first byte of every stored dead letter, and of its request.
-const entryVersion = 1
+// The first byte of every stored dead letter, and of its request, is the lowest
+// version that holds it, so that the dedupd before reads what it can.
+const (
+	entryVersion       = 1
+	entryVersionReplay = 2 // may have entryReplayFailed
+)
 
 // Flags of a dead letter: its booleans, and which parts follow.
 const (
@@ -21,13 +25,18 @@ const (
 	entryConflict
 	entryClosed
 	conflictSuccess
+	entryReplayFailed
 	knownEntryFlags = 1<<iota - 1
 )
 
 // encodeEntry appends the dead letter, without its id and request, to b.
 func (c *codec) encodeEntry(b []byte, e *storage.DeadLetter) []byte {
 	flags := entryFlags(e)
-	b = append(b, entryVersion)
+	version := byte(entryVersion)
+	if flags&entryReplayFailed != 0 {
+		version = entryVersionReplay
+	}
+	b = append(b, version)
 	b = binary.AppendUvarint(b, flags)
 	b = append(b, byte(e.Kind), byte(e.State), byte(e.Result))
 	b = append(b, e.Record[:]...)
@@ -70,6 +79,7 @@ func entryFlags(e *storage.DeadLetter) (flags uint64) {
 	add(e.Conflict != nil, entryConflict)
 	add(e.Conflict != nil && e.Conflict.Success, conflictSuccess)
 	add(e.ClosedAt != 0 || e.DropAt != 0, entryClosed)
+	add(len(e.ReplayStatus) > 0, entryReplayFailed)
 	return flags
 }
 
@@ -93,6 +103,9 @@ func appendEntryParts(b []byte, e *storage.DeadLetter, flags uint64) []byte {
 		b = append(b, c.RecordHash[:]...)
 		b = binary.AppendVarint(b, int64(c.At))
 	}
+	if flags&entryReplayFailed != 0 {
+		b = appendString(b, e.ReplayStatus)
+	}
 	return b
 }
 
@@ -103,7 +116,8 @@ func (c *codec) decodeEntry(id storage.EntryID, b []byte) (*storage.DeadLetter, 
 	}
 	d := decoder{rest: string(b[1:])}
 	flags := d.uvarint()
-	if flags&^uint64(knownEntryFlags) != 0 || flags&entryConflict == 0 && flags&conflictSuccess != 0 {
+	if flags&^uint64(knownEntryFlags) != 0 || flags&entryConflict == 0 && flags&conflictSuccess != 0 ||
+		b[0] < entryVersionReplay && flags&entryReplayFailed != 0 {
 		return nil, errCorrupt
 	}
 	e := &storage.DeadLetter{
@@ -134,8 +148,10 @@ func entryVersionOf(b []byte) error {
 	switch {
 	case len(b) == 0:
 		return errCorrupt
-	case b[0] != entryVersion:
-		return fmt.Errorf("the dead letter has version %d, this dedupd reads up to %d: use the newer dedupd that wrote it", b[0], entryVersion)
+	case b[0] == 0:
+		return errCorrupt
+	case b[0] > entryVersionReplay:
+		return fmt.Errorf("the dead letter has version %d, this dedupd reads up to %d: use the newer dedupd that wrote it", b[0], entryVersionReplay)
 	}
 	return nil
 }
@@ -171,6 +187,9 @@ func (d *decoder) entryParts(e *storage.DeadLetter, flags uint64) {
 		d.fill(c.RecordHash[:])
 		c.At = storage.Instant(d.varint())
 		e.Conflict = c
+	}
+	if flags&entryReplayFailed != 0 {
+		e.ReplayStatus = d.bytes()
 	}
 }
 

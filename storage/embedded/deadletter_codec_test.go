@@ -99,12 +99,28 @@ func TestEntriesOfVersion1StayReadable(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte("request "), 200), body)
 }
 
+func TestOnlyAnEntryWhoseReplayFailedIsStoredInVersion2(t *testing.T) {
+	t.Parallel()
+	c := newTestCodec(t)
+	require.EqualValues(t, 1, c.encodeEntry(nil, fullEntry())[0])
+	e := fullEntry()
+	e.ReplayStatus = []byte{8, 3}
+	b := c.encodeEntry(nil, e)
+	require.EqualValues(t, 2, b[0])
+	got, err := c.decodeEntry(e.ID, b)
+	require.NoError(t, err)
+	require.Empty(t, cmp.Diff(e, got, cmpopts.EquateEmpty()))
+	b[0] = 1
+	_, err = c.decodeEntry(e.ID, b)
+	require.ErrorIs(t, err, errCorrupt)
+}
+
 func TestAnEntryOfALaterVersionIsRefusedWithAdvice(t *testing.T) {
 	t.Parallel()
 	c := newTestCodec(t)
-	_, err := c.decodeEntry(storage.EntryID{}, []byte{entryVersion + 1, 0})
+	_, err := c.decodeEntry(storage.EntryID{}, []byte{entryVersionReplay + 1, 0})
 	require.ErrorContains(t, err, "use the newer dedupd that wrote it")
-	_, err = c.decodeBody([]byte{entryVersion + 1, 0})
+	_, err = c.decodeBody([]byte{entryVersionReplay + 1, 0})
 	require.ErrorContains(t, err, "use the newer dedupd that wrote it")
 }
 

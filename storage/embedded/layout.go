@@ -17,6 +17,7 @@ const (
 	prefixRecord     = 'r' // id → record (codec.go)
 	prefixUnfinished = 'u' // id of a record stored as RESERVED or UNKNOWN → nothing
 	prefixEnd        = 'x' // DropAt, big endian, and id → nothing
+	prefixMemo       = 'm' // name → memo
 
 	prefixEntry    = 'd' // entry id → dead letter, without its request (deadletter_codec.go)
 	prefixBody     = 'b' // entry id → its request

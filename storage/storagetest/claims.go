@@ -70,13 +70,19 @@ func settleFailed(f *fixture) {
 	e := f.parked("k")
 	c := f.claimed(claimOf(e))
 	q := storage.Settle{
-		Entry: e.ID, Token: c.Token, Result: storage.ResultFailed, Code: 3, Status: []byte{8, 3}, Signature: "bad", NotBefore: time.Hour, Terms: terms(),
+		Entry: e.ID, Token: c.Token, Result: storage.ResultFailed, Status: []byte{8, 3}, NotBefore: time.Hour, Terms: terms(),
 	}
 	requireVerdict(f, storage.VerdictOK, f.settleWith(q))
 	got := f.entry(e.ID)
 	f.requireEntry(e.ID, storage.EntryParked, storage.ResultFailed)
-	require.EqualValues(f, 3, got.Code)
-	require.Equal(f, "bad", got.Signature)
+	require.Equal(f, []byte{8, 3}, got.ReplayStatus)
+	require.Equal(f, e.Code, got.Code, "it stays in its group")
+	require.Equal(f, e.Status, got.Status)
+	require.Equal(f, e.Signature, got.Signature)
+	groups, err := f.Store.Groups(f.Context(), storage.ListEntries{Namespace: f.namespace, Limit: 10})
+	require.NoError(f, err)
+	require.Len(f, groups, 1)
+	require.Equal(f, "connection refused to #", groups[0].Signature)
 	requireVerdict(f, storage.VerdictOK, f.settleWith(q))
 	requireEqual(f, got, f.entry(e.ID))
 	requireVerdict(f, storage.VerdictEntryChanged, f.settle(c, storage.ResultReplayed))

@@ -223,7 +223,7 @@ func (m *mirror) replay(*rapid.T) {
 func (m *mirror) settle(*rapid.T) {
 	m.about(func(ctx context.Context, e *storage.DeadLetter) (storage.Request, storage.Answer, error) {
 		q := storage.Settle{
-			Entry: e.ID, Token: m.claimFor(e).Token, Code: 3, Status: []byte{8, 3}, Signature: "s", Terms: terms(),
+			Entry: e.ID, Token: m.claimFor(e).Token, Status: []byte{8, 3}, Terms: terms(),
 			Result: rapid.SampledFrom([]storage.EntryResult{
 				storage.ResultReplayed, storage.ResultAlreadyDone, storage.ResultFailed, storage.ResultFailed, storage.ResultGivenBack,
 			}).Draw(m.T, "result"),

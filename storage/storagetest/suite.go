@@ -73,6 +73,7 @@ func Run(t *testing.T, open Opener) {
 		{"erasure", erasureCases()},
 		{"concurrency", concurrencyCases()},
 		{"lifecycle", lifecycleCases()},
+		{"memos", memoCases()},
 		{"rules", ruleCases()},
 	}
 	for _, g := range groups {

@@ -303,7 +303,9 @@ type DeadLetter struct {
 	HasRequest bool `protobuf:"varint,10,opt,name=has_request,json=hasRequest,proto3" json:"has_request,omitempty"`
 	// Request metadata to send again.
 	Metadata []*MetadataEntry `protobuf:"bytes,11,rep,name=metadata,proto3" json:"metadata,omitempty"`
-	// google.rpc.Status of the last failure.
+	// google.rpc.Status of the failure that it was last parked for. A replay that
+	// fails leaves it, its code and its signature as they are, so that an entry
+	// stays in its group.
 	Status []byte `protobuf:"bytes,12,opt,name=status,proto3" json:"status,omitempty"`
 	// Its code.
 	Code int32 `protobuf:"varint,13,opt,name=code,proto3" json:"code,omitempty"`
@@ -336,7 +338,9 @@ type DeadLetter struct {
 	// Of a CONFLICT.
 	Conflict *ConflictInfo `protobuf:"bytes,27,opt,name=conflict,proto3" json:"conflict,omitempty"`
 	// State of its record now; only from Get and Claim.
-	RecordState   State `protobuf:"varint,28,opt,name=record_state,json=recordState,proto3,enum=dedup.v1.State" json:"record_state,omitempty"`
+	RecordState State `protobuf:"varint,28,opt,name=record_state,json=recordState,proto3,enum=dedup.v1.State" json:"record_state,omitempty"`
+	// google.rpc.Status of the last replay that failed; empty where none did.
+	ReplayStatus  []byte `protobuf:"bytes,29,opt,name=replay_status,json=replayStatus,proto3" json:"replay_status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -565,6 +569,13 @@ func (x *DeadLetter) GetRecordState() State {
 		return x.RecordState
 	}
 	return State_STATE_UNSPECIFIED
+}
+
+func (x *DeadLetter) GetReplayStatus() []byte {
+	if x != nil {
+		return x.ReplayStatus
+	}
+	return nil
 }
 
 // ConflictInfo describes a refused Complete: somebody may have to undo an
@@ -1353,9 +1364,9 @@ type DeadLetterGroup struct {
 	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
 	// Their kind.
 	Kind DeadLetterKind `protobuf:"varint,3,opt,name=kind,proto3,enum=dedup.v1.DeadLetterKind" json:"kind,omitempty"`
-	// The last failure's status code.
+	// The status code of the failure they are parked for.
 	Code int32 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`
-	// The last failure's message with numbers and ids masked.
+	// Its message with numbers and ids masked.
 	Signature string `protobuf:"bytes,5,opt,name=signature,proto3" json:"signature,omitempty"`
 	// How many entries.
 	Entries int64 `protobuf:"varint,6,opt,name=entries,proto3" json:"entries,omitempty"`
@@ -2119,7 +2130,7 @@ const file_dedup_v1_deadletter_proto_rawDesc = "" +
 	"\x19dedup/v1/deadletter.proto\x12\bdedup.v1\x1a\x1bbuf/validate/validate.proto\x1a\x14dedup/v1/dedup.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"X\n" +
 	"\vCallAttempt\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1d\n" +
-	"\x04code\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18\x10(\x00R\x04code\"\xd9\b\n" +
+	"\x04code\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18\x10(\x00R\x04code\"\xfe\b\n" +
 	"\n" +
 	"DeadLetter\x12\x19\n" +
 	"\bentry_id\x18\x01 \x01(\fR\aentryId\x12,\n" +
@@ -2152,7 +2163,8 @@ const file_dedup_v1_deadletter_proto_rawDesc = "" +
 	"\trequested\x18\x19 \x01(\bR\trequested\x127\n" +
 	"\tclosed_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bclosedAt\x122\n" +
 	"\bconflict\x18\x1b \x01(\v2\x16.dedup.v1.ConflictInfoR\bconflict\x122\n" +
-	"\frecord_state\x18\x1c \x01(\x0e2\x0f.dedup.v1.StateR\vrecordState\"\xe0\x01\n" +
+	"\frecord_state\x18\x1c \x01(\x0e2\x0f.dedup.v1.StateR\vrecordState\x12#\n" +
+	"\rreplay_status\x18\x1d \x01(\fR\freplayStatus\"\xe0\x01\n" +
 	"\fConflictInfo\x12#\n" +
 	"\rrefused_fence\x18\x01 \x01(\x03R\frefusedFence\x12!\n" +
 	"\frecord_fence\x18\x02 \x01(\x03R\vrecordFence\x12\x18\n" +
