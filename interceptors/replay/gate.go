@@ -30,9 +30,9 @@ type gate struct {
 	told    func(down bool) // may be nil
 
 	mu      sync.Mutex
-	keys    bool // the service looks at them
-	down    int  // probes that found nobody; 0: the service is there
-	probing bool // somebody is sent alone
+	keys    bool          // the service looks at them
+	down    int           // probes that found nobody; 0: the service is there
+	probing bool          // somebody is sent alone
 	next    time.Time     // no probe before it
 	changed chan struct{} // closed whenever the above changes
 }
