@@ -161,8 +161,12 @@ func (c *erasure) run(ctx context.Context, s streams, e erasing) error {
 	if err != nil {
 		return err
 	}
-	if found.Records+found.DeadLetters+found.Live == 0 {
-		return errNoRecord
+	switch {
+	case found.Records+found.DeadLetters+found.Live > 0:
+	case c.AllOfCaller != "" || c.WholeNamespace != "":
+		return errNothing
+	default:
+		return (&selector{ID: c.ID}).missing()
 	}
 	if c.DryRun {
 		return c.tell(s, e, found)

@@ -65,7 +65,9 @@ func TestKeysForgetMakesARepeatNewButNotOnALiveLease(t *testing.T) {
 	})
 	require.NoError(t, err, "who holds a key is not disturbed")
 	_, stderr = exits(t, exitNoRecord, "keys", "forget", "nothing", "--namespace", "shop", "--operation", operation, "--note", "n", "--yes", "--addr", s.grpc)
-	require.Contains(t, stderr, "no such record")
+	require.Contains(t, stderr, "no such record; that")
+	_, stderr = exits(t, exitNoRecord, "keys", "forget", "--whole-namespace", "sohp", "--note", "n", "--yes", "--addr", s.grpc)
+	require.Equal(t, "dedupd: no such records; nothing was erased: check the spelling of namespace and caller\n", stderr)
 }
 
 // A typo must not widen what is erased.
