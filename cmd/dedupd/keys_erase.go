@@ -100,6 +100,14 @@ func (n eraseCount) String() string {
 	return counted(n.Records, "record") + " and " + counted(n.DeadLetters, "dead letter")
 }
 
+// leftOut says before it is asked for what will be left.
+func (n eraseCount) leftOut() string {
+	if n.Live == 0 {
+		return ""
+	}
+	return " and " + counted(n.Live, "record") + " left out, since an effect may still be on its way"
+}
+
 // Validate is called by the parser.
 func (c *erasure) Validate() error {
 	_, err := c.selector()
@@ -176,7 +184,7 @@ func (c *erasure) run(ctx context.Context, s streams, e erasing) error {
 		if c.WholeNamespace != "" {
 			word = c.WholeNamespace // a namespace is not erased by habit
 		}
-		if err := confirmBy(ctx, s, found.String()+" will be "+e.done+"; "+alsoCounted+". "+e.consequence, word); err != nil {
+		if err := confirmBy(ctx, s, found.String()+" will be "+e.done+found.leftOut()+"; "+alsoCounted+". "+e.consequence, word); err != nil {
 			return err
 		}
 	}
