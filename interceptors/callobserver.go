@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/dedupd/dedupd/interceptors/internal/hooks"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -103,41 +104,15 @@ func (o *CallObserver) unparked(ctx context.Context, method string) {
 // and returns an observer that tells o, then next.
 func (o CallObserver) and(next CallObserver) CallObserver {
 	return CallObserver{
-		Attempt:     both3(o.Attempt, next.Attempt),
-		Retry:       both3(o.Retry, next.Retry),
-		Wait:        both2(o.Wait, next.Wait),
-		BudgetSpent: both2(o.BudgetSpent, next.BudgetSpent),
-		BreakerOpen: both2(o.BreakerOpen, next.BreakerOpen),
-		Permanent:   both3(o.Permanent, next.Permanent),
-		Unparked:    both2(o.Unparked, next.Unparked),
-		Stream:      both2(o.Stream, next.Stream),
-		Ended:       both3(o.Ended, next.Ended),
-	}
-}
-
-func both2(a, b func(context.Context, string)) func(context.Context, string) {
-	if a == nil {
-		return b
-	}
-	if b == nil {
-		return a
-	}
-	return func(ctx context.Context, method string) {
-		a(ctx, method)
-		b(ctx, method)
-	}
-}
-
-func both3[T any](a, b func(context.Context, string, T)) func(context.Context, string, T) {
-	if a == nil {
-		return b
-	}
-	if b == nil {
-		return a
-	}
-	return func(ctx context.Context, method string, v T) {
-		a(ctx, method, v)
-		b(ctx, method, v)
+		Attempt:     hooks.Join3(o.Attempt, next.Attempt),
+		Retry:       hooks.Join3(o.Retry, next.Retry),
+		Wait:        hooks.Join2(o.Wait, next.Wait),
+		BudgetSpent: hooks.Join2(o.BudgetSpent, next.BudgetSpent),
+		BreakerOpen: hooks.Join2(o.BreakerOpen, next.BreakerOpen),
+		Permanent:   hooks.Join3(o.Permanent, next.Permanent),
+		Unparked:    hooks.Join2(o.Unparked, next.Unparked),
+		Stream:      hooks.Join2(o.Stream, next.Stream),
+		Ended:       hooks.Join3(o.Ended, next.Ended),
 	}
 }
 

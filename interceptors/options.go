@@ -13,6 +13,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/hooks"
 )
 
 // DefaultErrorHold is how long a permanent error with nothing applied is kept
@@ -249,10 +250,11 @@ func WithLogger(l *slog.Logger) ServerOption {
 	})
 }
 
-// WithObserver is told what happens, for counting.
+// WithObserver is told what happens, for counting. Several are told in the order
+// of the options.
 func WithObserver(o Observer) ServerOption {
 	return serverOption(func(c *serverConfig) error {
-		c.observe = o
+		c.observe = c.observe.and(o)
 		return nil
 	})
 }
@@ -311,4 +313,15 @@ type Observer struct {
 	// Stream: a streaming call passed through; keyed tells that it carried a key,
 	// which was ignored.
 	Stream func(fullMethod string, keyed bool)
+}
+
+// and returns an observer that tells o, then next.
+func (o Observer) and(next Observer) Observer {
+	return Observer{
+		Observer:    o.And(next.Observer),
+		Keyless:     hooks.Join1(o.Keyless, next.Keyless),
+		Unprotected: hooks.Join1(o.Unprotected, next.Unprotected),
+		Observed:    hooks.Join3(o.Observed, next.Observed),
+		Stream:      hooks.Join2(o.Stream, next.Stream),
+	}
 }

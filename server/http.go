@@ -43,6 +43,7 @@ func (s *Server) httpServer(loopback bool) *http.Server {
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	return &http.Server{
 		Handler:           mux,
+		TLSConfig:         s.cfg.TLS,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      writeTimeout,

@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -85,6 +87,9 @@ type Config struct {
 	EntryHold time.Duration
 	// Alerts are sent to a webhook; without a URL there are none.
 	Alerts AlertConfig
+	// TLS serves both ports; nil serves them in plain text. Its NextProtos, and those
+	// of what GetConfigForClient returns, must hold h2.
+	TLS *tls.Config
 	// Version is told as the metric dedupd_build_info.
 	Version string
 	// ShowKeys shows keys in the console; without it they are masked.
@@ -243,6 +248,9 @@ func (s *Server) options() []grpc.ServerOption {
 		// keep the Complete out that it waits for.
 		grpc.NumStreamWorkers(uint32(StreamWorkers * runtime.GOMAXPROCS(0))), //nolint:gosec // some hundreds
 	}
+	if s.cfg.TLS != nil {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(s.cfg.TLS)))
+	}
 	if s.cfg.TracerProvider != nil {
 		opts = append(opts, grpc.StatsHandler(otelgrpc.NewServerHandler(
 			otelgrpc.WithTracerProvider(s.cfg.TracerProvider),
@@ -289,7 +297,11 @@ func (s *Server) Run(ctx context.Context, grpcLis, httpLis net.Listener) error {
 	})
 	if httpLis != nil {
 		group.Go(func() error {
-			if err := web.Serve(httpLis); !errors.Is(err, http.ErrServerClosed) {
+			serve := web.Serve
+			if s.cfg.TLS != nil {
+				serve = func(lis net.Listener) error { return web.ServeTLS(lis, "", "") }
+			}
+			if err := serve(httpLis); !errors.Is(err, http.ErrServerClosed) {
 				return fmt.Errorf("serve http: %w", err)
 			}
 			return nil

@@ -124,7 +124,7 @@ func serve(t *testing.T, args ...string) *served {
 		_, _ = io.Copy(io.Discard, lines) // nothing of interest follows
 	}()
 	s.grpc = find(t, s.greeting, `grpc  (\S+)`)
-	s.http = find(t, s.greeting, `http  (http://\S+)`)
+	s.http = find(t, s.greeting, `http  (https?://\S+)`)
 	return s
 }
 

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -57,11 +55,14 @@ func (t *target) check() error {
 func (t *target) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if t.TLS {
-		roots, err := t.roots()
-		if err != nil {
-			return nil, err
+		c := &tls.Config{MinVersion: tls.VersionTLS12}
+		if t.CA != "" {
+			var err error
+			if c.RootCAs, err = authorities("ca", t.CA); err != nil {
+				return nil, err
+			}
 		}
-		creds = credentials.NewTLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12})
+		creds = credentials.NewTLS(c)
 	}
 	conn, err := grpc.NewClient(t.Target, append(more, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))...)
@@ -69,21 +70,6 @@ func (t *target) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 		return nil, usagef("--target is %q; it takes host:port", t.Target)
 	}
 	return conn, nil
-}
-
-func (t *target) roots() (*x509.CertPool, error) {
-	if t.CA == "" {
-		return nil, nil //nolint:nilnil // the system's
-	}
-	pem, err := os.ReadFile(t.CA)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, usagef("--ca %s holds no PEM certificate", t.CA)
-	}
-	return pool, nil
 }
 
 // with adds the metadata for the service.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
@@ -28,6 +27,8 @@ type keysCmd struct {
 type remote struct {
 	Addr    string        `default:"127.0.0.1:7480" help:"gRPC address of the server."`
 	Timeout time.Duration `default:"10s" help:"How long to wait for each answer."`
+
+	clientTLS `embed:"" prefix:"addr-"`
 }
 
 // connect returns a connection that nothing has been sent on yet.
@@ -38,7 +39,11 @@ func (r remote) connect() (*grpc.ClientConn, error) {
 	if r.Timeout <= 0 {
 		return nil, usagef("--timeout is %s; it takes more than zero", r.Timeout)
 	}
-	conn, err := grpc.NewClient(r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()), reconnect(),
+	creds, err := r.credentials()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(r.Addr, grpc.WithTransportCredentials(creds), reconnect(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, usagef("--addr is %q; it takes host:port", r.Addr)

@@ -25,12 +25,14 @@ func met(addr string, st *status.Status) string {
 	switch {
 	case strings.Contains(text, "looked like an HTTP/1"):
 		return "what listens at " + addr + " speaks HTTP/1, not gRPC"
-	case strings.Contains(text, "server preface: EOF"):
-		return "what listens at " + addr + " hangs up: it speaks no gRPC, or only by TLS"
+	case strings.Contains(text, "tls: certificate required"), strings.Contains(text, "tls: bad certificate"), strings.Contains(text, "tls: unknown certificate"):
+		return "what listens at " + addr + wantsCertificate
+	case strings.Contains(text, "server preface: EOF"), strings.Contains(text, "write: broken pipe"), strings.Contains(text, "connection reset by peer"):
+		return "what listens at " + addr + hangsUp
 	case strings.Contains(text, "server preface"):
 		return "what listens at " + addr + " speaks no gRPC"
 	case strings.Contains(text, "does not look like a TLS handshake"):
-		return "what listens at " + addr + " does not speak TLS"
+		return "what listens at " + addr + " speaks plain text, not TLS"
 	case failed:
 		return "TLS with " + addr + " fails: " + printable([]byte(handshake))
 	case strings.Contains(text, "produced zero addresses"), strings.Contains(text, "no such host"):
@@ -43,6 +45,12 @@ func met(addr string, st *status.Status) string {
 	return ""
 }
 
+// What a server does that means something else of dedupd than of any other.
+const (
+	hangsUp          = " hangs up: it speaks no gRPC, or only by TLS"
+	wantsCertificate = " wants to see a certificate by an authority of its own"
+)
+
 // defaultPort is that of `serve --listen`.
 const defaultPort = "7480"
 
@@ -54,6 +62,12 @@ func notReached(addr string, st *status.Status) string {
 		return "cannot reach dedupd at " + addr + "; start it with `dedupd serve`, or name another address with --addr"
 	case strings.HasPrefix(what, "no host"):
 		return what + "; name another address with --addr"
+	case strings.HasSuffix(what, hangsUp):
+		return what + "; a dedupd with certificates is reached with --addr-ca or --addr-tls, and where it asks for one with --addr-cert and --addr-key"
+	case strings.HasSuffix(what, wantsCertificate):
+		return what + "; show one with --addr-cert and --addr-key"
+	case strings.HasPrefix(what, "TLS with"):
+		return what + "; name the authority of its certificate with --addr-ca"
 	}
 	host, _, _ := net.SplitHostPort(addr) // connect has read it
 	return what + "; --addr takes dedupd's gRPC address, " + net.JoinHostPort(host, defaultPort) + " unless `dedupd serve` was given another --listen"

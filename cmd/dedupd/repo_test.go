@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -23,31 +22,42 @@ const (
 // Imports point one way, and what a service imports stays light.
 func TestImportsPointOneWay(t *testing.T) {
 	t.Parallel()
-	heavy := []string{
-		module + "/server", module + "/storage", module + "/cmd",
-		"github.com/cockroachdb", "github.com/jackc", "cel.dev", "github.com/google/cel-go",
-		"buf.build/go/protovalidate", "github.com/prometheus", "github.com/stretchr",
-	}
-	nats, watermill := "github.com/nats-io", "github.com/ThreeDotsLabs"
-	brokers := []string{nats, watermill}
-	rules := []struct {
+	const (
+		prometheus, otel, pgx = "github.com/prometheus", "go.opentelemetry.io", "github.com/jackc"
+		nats, watermill       = "github.com/nats-io", "github.com/ThreeDotsLabs"
+	)
+	type rule struct {
 		pkg  string
 		deny []string
-	}{
-		{"/interceptors", slices.Concat(heavy, brokers)},
-		{"/interceptors/guard", slices.Concat(heavy, brokers)},
-		{"/interceptors/inbox", slices.Concat(heavy, brokers)},
-		{"/interceptors/inbox/pgxinbox", []string{module + "/server", module + "/storage", module + "/cmd", "github.com/cockroachdb"}},
-		{"/interceptors/nethttp", slices.Concat(heavy, brokers)},
-		{"/interceptors/policy", slices.Concat(heavy, brokers)},
-		// No broker reaches those who do not import its adapter, and no broker's
-		// server reaches anybody.
-		{"/interceptors/consumer", slices.Concat(heavy, brokers)},
-		{"/interceptors/consumer/jetstream", slices.Concat(heavy, []string{nats + "/nats-server", watermill})},
-		{"/interceptors/consumer/watermill", slices.Concat(heavy, []string{nats})},
-		{"/cmd/dedupd", brokers},
+	}
+	rules := []rule{
+		{"/cmd/dedupd", []string{nats, watermill}},
 		{"/server", []string{module + "/storage/", module + "/interceptors", module + "/cmd"}},
 		{"/storage/embedded", []string{module + "/server", module + "/interceptors", module + "/gen", module + "/cmd"}},
+	}
+	// What a service imports brings none of these, except an adapter that which it is
+	// for; and no broker's server reaches anybody.
+	heavy := []string{
+		module + "/server", module + "/storage", module + "/cmd", "github.com/cockroachdb", pgx, "cel.dev", "github.com/google/cel-go",
+		"buf.build/go/protovalidate", "github.com/stretchr", prometheus, otel, nats, watermill,
+	}
+	adapters := map[string]string{
+		"/interceptors/prom": prometheus, "/interceptors/otel": otel, "/interceptors/inbox/pgxinbox": pgx,
+		"/interceptors/consumer/jetstream": nats, "/interceptors/consumer/watermill": watermill,
+	}
+	for _, pkg := range goList(t, "./interceptors/...") {
+		pkg = strings.TrimPrefix(pkg, module)
+		if pkg == "/interceptors/dedupdtest" { // for tests alone: it holds a server, but no store
+			rules = append(rules, rule{pkg, []string{module + "/storage/", "github.com/cockroachdb", pgx}})
+			continue
+		}
+		deny := []string{nats + "/nats-server"}
+		for _, dep := range heavy {
+			if dep != adapters[pkg] {
+				deny = append(deny, dep)
+			}
+		}
+		rules = append(rules, rule{pkg, deny})
 	}
 	for _, rule := range rules {
 		t.Run(rule.pkg, func(t *testing.T) {

@@ -21,9 +21,11 @@ import (
 type serveCmd struct {
 	storeFlags `embed:""`
 
-	Listen   string `default:"127.0.0.1:7480" help:"Where gRPC listens. There is no authentication yet: keep it on networks you trust."`
+	Listen   string `default:"127.0.0.1:7480" help:"Where gRPC listens. Without --tls-client-ca nobody is asked who they are: keep it on networks you trust."`
 	HTTP     string `name:"http" default:"127.0.0.1:7481" help:"Where the console, JSON, /healthz, /readyz and /metrics listen; empty for nowhere."`
 	OpenHTTP bool   `name:"open-http-without-auth" help:"Let --http listen beyond this machine. Nobody is asked for a password there."`
+
+	serverTLS `embed:"" prefix:"tls-"`
 
 	ShowKeys bool `help:"Show keys and callers in the console. Without it they are masked, since they may be secrets."`
 
@@ -58,8 +60,8 @@ func (c *serveCmd) Validate() error {
 	if c.HTTP != "" {
 		if err := checkAddress("http", c.HTTP); err != nil {
 			errs = append(errs, err)
-		} else if !c.OpenHTTP && !isLoopback(c.HTTP) {
-			errs = append(errs, fmt.Errorf("--http %s would be open to other machines without authentication; keep it on 127.0.0.1, or say --open-http-without-auth", c.HTTP))
+		} else if !c.OpenHTTP && c.ClientCA == "" && !isLoopback(c.HTTP) {
+			errs = append(errs, fmt.Errorf("--http %s would be open to other machines without authentication; keep it on 127.0.0.1, ask for certificates by --tls-client-ca, or say --open-http-without-auth", c.HTTP))
 		}
 	}
 	errs = append(errs,
@@ -68,6 +70,7 @@ func (c *serveCmd) Validate() error {
 		within("max-outcome", c.MaxOutcome, 1, storage.CeilMaxOutcome, byteSize.String),
 		within("dead-letter-cap", c.DeadLetterCap, 1, server.MaxEntryCap, func(n int64) string { return strconv.FormatInt(n, 10) }),
 		within("dead-letter-hold", c.DeadLetterHold, span(storage.MinRetention), span(storage.MaxRetention), span.String),
+		c.serverTLS.check(),
 		c.alertFlags.check(),
 		within("drain", c.Drain, span(time.Second), span(time.Hour), span.String),
 		c.tracing.check(),
@@ -90,6 +93,10 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 		return err
 	}
 	defer flush()
+	secure, err := c.serverTLS.config(log)
+	if err != nil {
+		return err
+	}
 	store, where, err := c.open(ctx, log, registry, fail)
 	if err != nil {
 		return err
@@ -99,7 +106,7 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	srv, err := server.New(server.Config{
 		Store: store, Logger: log, Registry: registry, Version: build().Version, ShowKeys: c.ShowKeys, TracerProvider: tracer,
 		Retention: time.Duration(c.Retention), Tombstone: &tombstone, MaxOutcome: int(c.MaxOutcome),
-		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.config(),
+		EntryCap: int(c.DeadLetterCap), EntryHold: time.Duration(c.DeadLetterHold), Alerts: c.alertFlags.config(), TLS: secure,
 		DrainTimeout: time.Duration(c.Drain),
 	})
 	if err != nil {
@@ -131,21 +138,24 @@ func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 // greet says where everything is and what to type next.
 func (c *serveCmd) greet(s streams, where string, grpcLis, httpLis net.Listener) error {
 	addr := grpcLis.Addr().String()
-	flag := ""
+	flag, scheme, plain := "", "http", " -plaintext"
 	if addr != "127.0.0.1:7480" {
 		flag = " --addr " + addr
+	}
+	if c.Cert != "" {
+		flag, scheme, plain = flag+" --addr-tls", "https", ""
 	}
 	lines := []string{
 		"dedupd " + build().Version,
 		"  grpc  " + addr,
 	}
 	if httpLis != nil {
-		lines = append(lines, "  http  http://"+httpLis.Addr().String()+" (console, JSON, /healthz /readyz /metrics)")
+		lines = append(lines, "  http  "+scheme+"://"+httpLis.Addr().String()+" (console, JSON, /healthz /readyz /metrics)")
 	}
 	lines = append(lines,
 		"  data  "+where,
 		fmt.Sprintf("  keep  outcomes for %s, then refuse repeats for %s", c.Retention, c.Tombstone),
-		"  next  dedupd keys list"+flag+" · grpcurl -plaintext "+addr+" list · Ctrl-C stops",
+		"  next  dedupd keys list"+flag+" · grpcurl"+plain+" "+addr+" list · Ctrl-C stops",
 	)
 	_, err := fmt.Fprintln(s.out, strings.Join(lines, "\n"))
 	return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/hooks"
 	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -97,6 +98,25 @@ type Observer struct {
 	CompleterFull func(operation string)
 	// JournalFailed: an outcome could not be written to the journal. Alert on it.
 	JournalFailed func()
+}
+
+// And returns an observer that tells o, then next.
+func (o Observer) And(next Observer) Observer {
+	return Observer{
+		Granted:        hooks.Join1(o.Granted, next.Granted),
+		Replayed:       hooks.Join1(o.Replayed, next.Replayed),
+		Refused:        hooks.Join2(o.Refused, next.Refused),
+		LeaseLost:      hooks.Join1(o.LeaseLost, next.LeaseLost),
+		Unacknowledged: hooks.Join1(o.Unacknowledged, next.Unacknowledged),
+		Undelivered:    hooks.Join1(o.Undelivered, next.Undelivered),
+		Superseded:     hooks.Join1(o.Superseded, next.Superseded),
+		Reconciled:     hooks.Join1(o.Reconciled, next.Reconciled),
+		Unreconciled:   hooks.Join1(o.Unreconciled, next.Unreconciled),
+		Partial:        hooks.Join1(o.Partial, next.Partial),
+		Pending:        hooks.Join2(o.Pending, next.Pending),
+		CompleterFull:  hooks.Join1(o.CompleterFull, next.CompleterFull),
+		JournalFailed:  hooks.Join0(o.JournalFailed, next.JournalFailed),
+	}
 }
 
 func count0(f func()) {

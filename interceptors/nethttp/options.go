@@ -10,6 +10,7 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/hooks"
 )
 
 const (
@@ -146,10 +147,14 @@ func WithLogger(l *slog.Logger) Option {
 }
 
 // WithObserver is told what happens, for counting; grants and replays are told to
-// the engine's observer.
+// the engine's observer. Several are told in the order of the options.
 func WithObserver(o Observer) Option {
 	return option(func(c *config) error {
-		c.observe = o
+		c.observe = Observer{
+			Keyless:     hooks.Join1(c.observe.Keyless, o.Keyless),
+			Unprotected: hooks.Join1(c.observe.Unprotected, o.Unprotected),
+			Observed:    hooks.Join3(c.observe.Observed, o.Observed),
+		}
 		return nil
 	})
 }
