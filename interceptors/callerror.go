@@ -13,9 +13,9 @@ import (
 
 // CallError is the error of a client call that was given up, where there is more
 // to say than the last server's error says: the outcome is unknown, the call was
-// parked as a dead letter, or the caller's context ended during a wait. errors.Is finds ErrOutcomeUnknown,
-// context.Canceled and context.DeadlineExceeded in it; Unwrap has the last
-// server's error too.
+// parked as a dead letter, or the caller's context ended during a wait. errors.Is
+// finds ErrOutcomeUnknown, context.Canceled and context.DeadlineExceeded in it;
+// Unwrap has the last server's error too.
 type CallError struct {
 	// Attempts is how often the call was sent.
 	Attempts int

@@ -26,24 +26,17 @@ var _ grpc.ServerTransportStream = (*capture)(nil)
 
 func (c *capture) Method() string { return c.method }
 
-func (c *capture) SetHeader(md metadata.MD) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sent {
-		return errHeaderSent
-	}
-	c.headers = metadata.Join(c.headers, md)
-	return nil
-}
+func (c *capture) SetHeader(md metadata.MD) error { return c.addHeader(md, false) }
 
-func (c *capture) SendHeader(md metadata.MD) error {
+func (c *capture) SendHeader(md metadata.MD) error { return c.addHeader(md, true) }
+
+func (c *capture) addHeader(md metadata.MD, send bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sent {
 		return errHeaderSent
 	}
-	c.headers = metadata.Join(c.headers, md)
-	c.sent = true
+	c.headers, c.sent = metadata.Join(c.headers, md), send
 	return nil
 }
 

@@ -32,11 +32,14 @@ func ClientOptions(opts ...ClientOption) ([]grpc.DialOption, error) {
 		return nil, err
 	}
 	cl := &client{clientConfig: c, conns: newConns(c)}
-	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+2)
+	chain := make([]grpc.UnaryClientInterceptor, 0, len(c.perCall)+len(c.perTry)+3)
 	if len(c.perCall) > 0 {
 		chain = append(chain, cl.pin)
 	}
 	chain = append(append(append(chain, c.perCall...), cl.unary), c.perTry...)
+	if len(c.perTry) > 0 {
+		chain = append(chain, watch)
+	}
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(chain...),
 		grpc.WithChainStreamInterceptor(cl.stream),
@@ -87,7 +90,7 @@ func (c *clientCall) do(ctx context.Context) error {
 		}
 	}
 	c.markRun(ctx, err)
-	if c.automatic && err != nil {
+	if c.automatic && c.pin == nil && err != nil {
 		guard.ReuseCallNumber(ctx, c.named, c.number)
 	}
 	c.report(ctx, err)
@@ -103,12 +106,18 @@ func (c *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	if guard.RecordIDFrom(ctx) != nil && c.policyOf(method).level != readOnly {
 		guard.Mark(ctx, guard.LeftApplied)
 	}
-	if end, ok := guard.LeaseEnd(ctx); ok {
-		bounded, cancel := context.WithDeadline(ctx, end)
-		context.AfterFunc(ctx, cancel) // nobody tells when a stream is over; the run's end is late enough
-		ctx = bounded
+	bounded, cancel := withinLease(ctx, ctx)
+	context.AfterFunc(ctx, cancel) // nobody tells when a stream is over; the run's end is late enough
+	return streamer(bounded, desc, cc, method, opts...)
+}
+
+// withinLease returns ctx, which also ends with the lease of run, as far as that is
+// known now, where it rests on BOUNDED: nothing that it sends may land later.
+func withinLease(ctx, run context.Context) (context.Context, context.CancelFunc) {
+	if end, ok := guard.LeaseEnd(run); ok {
+		return context.WithDeadline(ctx, end)
 	}
-	return streamer(ctx, desc, cc, method, opts...)
+	return ctx, func() {}
 }
 
 // clientCall is one call on its way.
@@ -117,13 +126,15 @@ type clientCall struct {
 	client      *client
 	key         *string // nil: it goes without
 	out         sending // of the last try
+	sends       *sends  // of it; nil: nothing stands between it and the wire
 	method      string
 	policy      *clientMethod
 	fp          *dedupv1.Fingerprint // nil: no key, or no message
 	keyed       bool
 	automatic   bool              // the key is one that nobody asked for
-	named       [sha256.Size]byte // where it is: the call's method and request
-	number      uint64            // and which of the run's such calls it is
+	named       [sha256.Size]byte // if so: the hash of the call's method and request
+	number      uint64            // and which of the run's calls with that hash it is
+	pin         *pin              // what it has in common with the same call's other tries; nil: nothing
 	known       bool              // the callee is known to deduplicate
 	run         []byte            // the record id of the run that makes the call; nil: none does
 	conn        *conn
@@ -219,17 +230,9 @@ func (c *clientCall) header(ctx context.Context) context.Context {
 }
 
 // markRun tells a guarded run that this call was made from what it may have left
-// behind. A key that the caller chose counts as none: a run that is run again
-// might choose another.
+// behind.
 func (c *clientCall) markRun(ctx context.Context, err error) {
-	switch {
-	case c.run == nil || c.policy.level == readOnly:
-	case err != nil && c.unknown():
-		guard.Mark(ctx, guard.LeftUnknown)
-	case err != nil && c.effect != policy.EffectApplied:
-	case c.keyed && keying.IsChild(*c.key) && c.acknowledged:
-		guard.Mark(ctx, guard.LeftKeyed)
-	default:
-		guard.Mark(ctx, guard.LeftApplied)
+	if c.run != nil && c.policy.level != readOnly {
+		guard.MarkCall(ctx, err != nil, c.effect, c.keyed && keying.IsChild(*c.key) && c.acknowledged)
 	}
 }

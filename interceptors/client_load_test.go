@@ -323,12 +323,15 @@ func TestATryOverAnotherConnectionCountsAsSent(t *testing.T) { // E07
 	})
 }
 
-func TestSettingsOfBudgetAndBreakerAreCheckedAtConstruction(t *testing.T) {
+func TestSettingsThatWouldProtectNothingAreRefusedAtConstruction(t *testing.T) { // E01, E10
 	t.Parallel()
 	_, err := interceptors.ClientOptions(
 		interceptors.WithBudget(policy.BudgetSettings{Ratio: 2}), interceptors.WithBreaker(policy.BreakerSettings{Probes: -1}))
 	require.ErrorContains(t, err, "budget ratio")
 	require.ErrorContains(t, err, "probes")
+	_, err = interceptors.ClientOptions(interceptors.WithBackoff(policy.Backoff{}), interceptors.WithErrors(policy.Table{}))
+	require.ErrorContains(t, err, "policy.NewBackoff")
+	require.ErrorContains(t, err, "policy.Default")
 	_, err = interceptors.ClientOptions(interceptors.WithoutBudget(), interceptors.WithoutBreaker())
 	require.NoError(t, err)
 }

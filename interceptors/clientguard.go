@@ -29,7 +29,8 @@ type Guarded struct {
 	// while the call goes on; after a try that may have been applied a Rerun has to
 	// wait for its end.
 	Lease time.Duration
-	// Retention lengthens the namespace's retention of the answer, up to 400 days.
+	// Retention lengthens the namespace's retention of the answer, up to 400 days;
+	// zero leaves it.
 	Retention time.Duration
 	// RefusalsApplyNothing: this callee answers ABORTED and RESOURCE_EXHAUSTED only
 	// where it has applied nothing. Else they leave the outcome unknown.
@@ -74,18 +75,12 @@ func WithGuarded(engine *guard.Engine, fullMethod string, g Guarded) ClientOptio
 
 func (g *Guarded) validate() error {
 	switch {
-	case len(g.Operation) > maxOperation:
-		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(g.Operation), maxOperation)
-	case g.Lease != 0 && (g.Lease < guard.MinLease || g.Lease > guard.MaxLease):
-		return fmt.Errorf("lease is %v, 1s to 15m are allowed", g.Lease)
-	case g.Retention < 0 || g.Retention > maxRetention:
-		return fmt.Errorf("retention is %v, up to 400 days are allowed", g.Retention)
 	case g.Rerun && g.ProviderKeyHeader == "":
 		return errors.New("sending an unknown try again is safe only under a key that the callee takes, name its header")
 	case g.ProviderKeyHeader != strings.ToLower(g.ProviderKeyHeader), strings.HasPrefix(g.ProviderKeyHeader, "grpc-"), strings.HasSuffix(g.ProviderKeyHeader, "-bin"):
 		return fmt.Errorf("provider key header %q must be lower case, not gRPC's own and not binary", g.ProviderKeyHeader)
 	}
-	return nil
+	return guard.CheckLimits(g.Operation, g.Lease, g.Retention)
 }
 
 // guardedTry sends a try under a grant of dedupd, or answers from the record.
@@ -138,29 +133,15 @@ func (c *clientCall) guardedTry(ctx context.Context, permit *policy.Permit) (pol
 // sendGuarded sends a try on the context of its run, which ends with the
 // caller's too.
 func (c *clientCall) sendGuarded(caller, run context.Context) (policy.Try, policy.Answer) {
-	ctx, cancel := context.WithCancel(run)
+	ctx, cancel := tries.Within(run, caller)
 	defer cancel()
-	defer context.AfterFunc(caller, cancel)()
-	if deadline, ok := caller.Deadline(); ok {
-		within, stop := context.WithDeadline(ctx, deadline)
-		defer stop()
-		ctx = within
-	}
-	if end, ok := guard.LeaseEnd(caller); ok { // of the run that makes this call
-		within, stop := context.WithDeadline(ctx, end)
-		defer stop()
-		ctx = within
-	}
+	ctx, stop := withinLease(ctx, caller)
+	defer stop()
 	ended, _ := c.sendOnce(ctx)
 	ended.CallerDone = caller.Err() != nil
-	answer := c.table.Classify(ended)
-	unsent := ended.Sent == policy.SentNothing || ended.Sent == policy.SentHeader
-	switch policy.StatusOf(ended.Err).Code() { //nolint:exhaustive // the codes that not every callee means
-	case codes.Aborted, codes.ResourceExhausted:
-		if !c.policy.guarded.RefusalsApplyNothing && !unsent {
-			answer.Effect = max(answer.Effect, policy.EffectUnknown)
-		}
-	}
+	answer := c.classify(ended)
+	left, _ := c.sends.left()
+	answer.Effect = max(answer.Effect, left)
 	if answer.Effect == policy.EffectUnknown && !c.policy.guarded.Rerun && answer.Retry == policy.Transient {
 		answer.Retry = policy.Stop
 	}

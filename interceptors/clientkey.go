@@ -24,18 +24,47 @@ type pin struct {
 
 	mu  sync.Mutex
 	key string
+	// called, named and number are those of the call's child key.
+	called bool
+	named  [sha256.Size]byte
+	number uint64
 }
 
 // pin is the outermost interceptor where there are others around the call.
 func (c *client) pin(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	ctx = context.WithValue(ctx, pinKey{}, &pin{client: c, method: method})
-	return invoker(ctx, method, req, reply, cc, opts...)
+	p := &pin{client: c, method: method}
+	err := invoker(context.WithValue(ctx, pinKey{}, p), method, req, reply, cc, opts...)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil && p.called {
+		guard.ReuseCallNumber(ctx, p.named, p.number)
+	}
+	return err
+}
+
+// pinned returns the pin of a call of method; nil where nothing is around it.
+func (c *client) pinned(ctx context.Context, method string) *pin {
+	if p, _ := ctx.Value(pinKey{}).(*pin); p != nil && p.client == c && p.method == method {
+		return p
+	}
+	return nil
+}
+
+// callNumber is guard.CallNumber, but gives one call one number.
+func (p *pin) callNumber(ctx context.Context, named [sha256.Size]byte) (number uint64, same bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.called {
+		p.number, p.called = guard.CallNumber(ctx, named)
+		p.named = named
+	}
+	return p.number, p.called && p.named == named
 }
 
 // freshKey returns a new key, or the one that this very call has already.
 func (c *client) freshKey(ctx context.Context, method string) string {
-	p, _ := ctx.Value(pinKey{}).(*pin)
-	if p == nil || p.client != c || p.method != method {
+	p := c.pinned(ctx, method)
+	if p == nil {
 		return keying.Fresh(time.Now())
 	}
 	p.mu.Lock()
@@ -56,7 +85,7 @@ func (c *clientCall) takeFingerprint() error {
 	if err != nil {
 		return inputInvalid(err)
 	}
-	// To whom the client's digest is all there is, it is both.
+	// Guard mode and look-ups send no other digest: it is the server's and the client's.
 	fp.ClientDigest = fp.GetDigest()
 	c.fp = fp
 	return nil
@@ -84,7 +113,7 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 		if err := c.takeFingerprint(); err != nil {
 			return err
 		}
-		key, c.automatic = c.childKey(ctx)
+		key, c.automatic = c.childKey(ctx), true
 	case !keyed && (c.fresh || c.policy.deduplicated):
 		key = c.client.freshKey(ctx, c.method)
 	case !keyed:
@@ -96,11 +125,18 @@ func (c *clientCall) chooseKey(ctx context.Context, md metadata.MD) error {
 }
 
 // childKey returns the key of a call that a keyed handler makes.
-func (c *clientCall) childKey(ctx context.Context) (key string, automatic bool) {
+func (c *clientCall) childKey(ctx context.Context) string {
 	digest := c.fp.GetDigest()
 	c.named = sha256.Sum256(keying.LengthPrefixed(c.method, string(digest)))
+	if c.pin = c.client.pinned(ctx, c.method); c.pin != nil {
+		if number, same := c.pin.callNumber(ctx, c.named); same {
+			c.number = number
+			return keying.Child(c.run, c.method, digest, number)
+		}
+		c.pin = nil // another request: it is another call
+	}
 	c.number, _ = guard.CallNumber(ctx, c.named)
-	return keying.Child(c.run, c.method, digest, c.number), true
+	return keying.Child(c.run, c.method, digest, c.number)
 }
 
 // takesChildKey reports whether the call is one that a keyed handler makes and

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -87,22 +87,47 @@ func (c *clientCall) sendOnce(ctx context.Context) (policy.Try, metadata.MD) {
 		defer cancel()
 		try = cut
 	}
-	if end, ok := guard.LeaseEnd(ctx); ok {
-		// The run that sends this rests on BOUNDED: nothing of it may land after
-		// its lease, as far as that is known now.
-		bounded, stop := context.WithDeadline(try, end)
-		defer stop()
-		try = bounded
+	try, stop := withinLease(try, ctx)
+	defer stop()
+	ended, trailer := c.invoke(try)
+	if !c.keyed && !c.protected() {
+		return ended, nil // sent once, whatever its trailer says
+	}
+	ended.Pushback = trailer["grpc-retry-pushback-ms"]
+	return ended, trailer
+}
+
+// invoke sends a try through what stands between it and the wire, if anything.
+func (c *clientCall) invoke(ctx context.Context) (policy.Try, metadata.MD) {
+	if len(c.client.perTry) > 0 {
+		c.sends = &sends{classify: c.classify}
+		err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, append(c.opts[:len(c.opts):len(c.opts)], c.sends)...)
+		sent, trailer := c.sends.end(err)
+		return policy.Try{Err: err, Sent: sent}, trailer
 	}
 	c.out = sending{}
 	opts := c.out.options(c.opts)
-	if !c.keyed && !c.protected() { // sent once, whatever its trailer says
-		err := c.invoker(try, c.method, c.req, c.reply, c.cc, opts...)
-		return policy.Try{Err: err, Sent: c.out.sent(err, c.req, c.opts)}, nil
-	}
 	var trailer metadata.MD
-	err := c.invoker(try, c.method, c.req, c.reply, c.cc, append(opts, grpc.Trailer(&trailer))...)
-	return policy.Try{Err: err, Sent: c.out.sent(err, c.req, c.opts), Pushback: trailer["grpc-retry-pushback-ms"]}, trailer
+	if c.keyed || c.protected() {
+		opts = append(opts, grpc.Trailer(&trailer))
+	}
+	err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, opts...)
+	return policy.Try{Err: err, Sent: c.out.sent(err, c.req, c.opts)}, trailer
+}
+
+// classify says what a try's end means: of a guarded call's refusals only what
+// its callee means by them.
+func (c *clientCall) classify(t policy.Try) policy.Answer {
+	answer := c.table.Classify(t)
+	g := c.policy.guarded
+	if g == nil || g.RefusalsApplyNothing || t.Sent == policy.SentNothing || t.Sent == policy.SentHeader {
+		return answer
+	}
+	switch policy.StatusOf(t.Err).Code() { //nolint:exhaustive // the codes that not every callee means
+	case codes.Aborted, codes.ResourceExhausted:
+		answer.Effect = max(answer.Effect, policy.EffectUnknown)
+	}
+	return answer
 }
 
 // note keeps what the tries so far may have left behind.
@@ -115,7 +140,8 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	c.unprotected = c.unprotected || len(trailer[TrailerUnprotected]) > 0
 	recorded := c.keyed && len(record) == 1 && !c.unprotected
 	c.acknowledged = (c.acknowledged || recorded) && !c.unprotected
-	if recorded && err != nil && answer.Effect == policy.EffectNone {
+	left, underWay := c.sends.left()
+	if recorded && err != nil && answer.Effect == policy.EffectNone && left != policy.EffectApplied && !underWay {
 		if _, refused := ReasonOf(err); !refused {
 			// The key's record was granted to this try, and its handler says that
 			// nothing was applied: so did no earlier one.
@@ -123,7 +149,7 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 			return
 		}
 	}
-	c.effect = max(c.effect, answer.Effect)
+	c.effect = max(c.effect, answer.Effect, left)
 }
 
 // next says whether and when to go on. Waiting for somebody else's run uses up

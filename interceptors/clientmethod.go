@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
@@ -70,7 +69,7 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 	d := findMethod(fullMethod)
 	m := &clientMethod{operation: fullMethod, keyFields: c.keyFieldsOf(fullMethod, d)}
 	if d != nil {
-		option, level := describe(d)
+		option, level := optionOf(d)
 		m.operation = cmp.Or(option.GetOperation(), fullMethod)
 		m.deduplicated = option.GetKeys() == dedupv1.KeyRule_KEY_RULE_REQUIRED
 		m.declared = m.deduplicated || option.GetKeys() == dedupv1.KeyRule_KEY_RULE_OPTIONAL
@@ -106,20 +105,12 @@ func (c *clientConfig) newPolicy(fullMethod string) *clientMethod {
 // mistyped field stops the start and not the first call.
 func (c *clientConfig) checkKeyFields() error {
 	var faults []error
-	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		for i := range f.Services().Len() {
-			methods := f.Services().Get(i).Methods()
-			for j := range methods.Len() {
-				d := methods.Get(j)
-				name := fullName(d)
-				fields := c.keyFieldsOf(name, d)
-				if err := checkKeyFields(d.Input(), fields); err != nil {
-					faults = append(faults, fmt.Errorf("method %s: %w", name, err))
-				}
-			}
+	for d := range linkedMethods() {
+		name := fullName(d)
+		if err := checkKeyFields(d.Input(), c.keyFieldsOf(name, d)); err != nil {
+			faults = append(faults, fmt.Errorf("method %s: %w", name, err))
 		}
-		return true
-	})
+	}
 	return errors.Join(faults...)
 }
 
@@ -129,6 +120,6 @@ func (c *clientConfig) keyFieldsOf(fullMethod string, d protoreflect.MethodDescr
 	if fields, ok := c.keyFields[fullMethod]; ok || d == nil {
 		return fields
 	}
-	option, _ := describe(d)
+	option, _ := optionOf(d)
 	return option.GetKeyFields()
 }

@@ -32,14 +32,12 @@ type clientOption func(c *clientConfig) error
 
 func (f clientOption) applyClient(c *clientConfig) error { return f(c) }
 
-// callOption is an option of a single call.
+// callOption is an option of a single call, and of a connection as well where it is
+// a RetryOption.
 type callOption struct {
 	grpc.EmptyCallOption
 	fn func(c *callConfig) error
 }
-
-// retryOption is one of both.
-type retryOption = callOption
 
 func (o callOption) applyClient(c *clientConfig) error { return o.fn(&c.callConfig) }
 
@@ -122,7 +120,7 @@ func WithFreshKey() grpc.CallOption {
 // refused; DefaultMaxAttempts unless set. Waiting for somebody else's run under
 // the same key uses up no attempt.
 func WithMaxAttempts(n int) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
 		if n < 1 {
 			return fmt.Errorf("max attempts is %d, 1 (no retry) or more are allowed", n)
 		}
@@ -134,7 +132,7 @@ func WithMaxAttempts(n int) RetryOption {
 // WithPerTryTimeout cuts each try after d; its outcome is then unknown and the
 // call is tried again where that is safe. No cut unless set.
 func WithPerTryTimeout(d time.Duration) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
 		if d <= 0 {
 			return fmt.Errorf("per-try timeout is %v, it must be more than zero", d)
 		}
@@ -148,7 +146,7 @@ func WithPerTryTimeout(d time.Duration) RetryOption {
 // deadline of the context is never moved, and a call that is sent exactly once
 // is given none.
 func WithTotalTimeout(d time.Duration) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
 		if d <= 0 {
 			return fmt.Errorf("total timeout is %v, it must be more than zero", d)
 		}
@@ -157,21 +155,31 @@ func WithTotalTimeout(d time.Duration) RetryOption {
 	}}
 }
 
-// WithBackoff sets the waits between tries; policy.DefaultBackoff unless set.
+// WithBackoff sets the waits between tries; policy.DefaultBackoff unless set. The
+// zero Backoff, which has none, is refused.
 func WithBackoff(b policy.Backoff) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
+		if b == (policy.Backoff{}) {
+			return errors.New("the backoff is empty, make one by policy.NewBackoff")
+		}
 		c.backoff = b
 		return nil
 	}}
 }
 
-// WithErrors sets what status codes mean; policy.Default unless set.
+// WithErrors sets what status codes mean; policy.Default unless set. The zero
+// Table, which would take every lost call for harmless, is refused.
 func WithErrors(t policy.Table) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
+		if t == (policy.Table{}) {
+			return errEmptyTable
+		}
 		c.table = t
 		return nil
 	}}
 }
+
+var errEmptyTable = errors.New("the table of errors is empty, start from policy.Default")
 
 // WithSafeToRetry lists methods, by full name, that may be sent again without a
 // key.
@@ -227,9 +235,9 @@ func PerTry(interceptors ...grpc.UnaryClientInterceptor) ClientOption {
 	})
 }
 
-// WithBudget bounds how many calls of one connection may be retrying at a time,
-// see WithSharedBudget for several; unless set, the larger of 3 and 20 % of its active calls. Where it is spent a
-// call returns the error that it has.
+// WithBudget bounds how many calls of one connection may be retrying at a time (for
+// several see WithSharedBudget); unless set, the larger of 3 and 20 % of its active
+// calls. Where it is spent a call returns the error that it has.
 func WithBudget(s policy.BudgetSettings) ClientOption {
 	return clientOption(func(c *clientConfig) error {
 		c.budget, c.shared = &s, nil
@@ -302,7 +310,7 @@ func WithDedupd(dedup dedupv1.DedupServiceClient) ClientOption {
 // namespace, and this caller's name as the server's authentication knows it,
 // which may be empty. Needed where no answer of the service tells the record.
 func WithIdentity(namespace, caller string) RetryOption {
-	return retryOption{fn: func(c *callConfig) error {
+	return callOption{fn: func(c *callConfig) error {
 		if namespace == "" {
 			return errors.New("name the namespace of the records")
 		}

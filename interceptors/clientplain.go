@@ -14,7 +14,7 @@ import (
 // key and gets none, and is not safe to send again. Most calls of most clients are
 // such calls, so they should cost next to nothing.
 func (c *client) plain(ctx context.Context, m *clientMethod, opts []grpc.CallOption) bool {
-	if !m.plain || c.callConfig.perTry > 0 || ctx.Err() != nil {
+	if !m.plain || len(c.perTry) > 0 || c.callConfig.perTry > 0 || ctx.Err() != nil {
 		return false
 	}
 	for _, o := range opts {
@@ -26,7 +26,7 @@ func (c *client) plain(ctx context.Context, m *clientMethod, opts []grpc.CallOpt
 	return len(md[HeaderKey])+len(md[HeaderKeyBin])+len(md[HeaderReplay]) == 0 && guard.RecordIDFrom(ctx) == nil
 }
 
-// sendPlain does for a plain call what do does for every call.
+// sendPlain sends a plain call.
 func (c *client) sendPlain(ctx context.Context, method string, m *clientMethod, shared *conn, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
 	permit, err := shared.allow(method)
 	if err != nil {

@@ -99,3 +99,48 @@ func TestACallThatHasAKeyIsNotPlain(t *testing.T) { // C12
 		})
 	}
 }
+
+// Whatever an interceptor further in does, a probe's place and the budget's count
+// come back.
+func TestACallThatPanicsOnItsWayHoldsNothing(t *testing.T) { // E10, F02
+	t.Parallel()
+	for name, opts := range map[string][]grpc.CallOption{"plain": nil, "keyed": {interceptors.WithKey("k")}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				budget, err := policy.NewBudget(policy.BudgetSettings{})
+				require.NoError(t, err)
+				w := newWorld(t, setup{server: optional})
+				panics := false
+				conn := w.dial(t, append(once(), interceptors.WithSharedBudget(budget)), grpc.WithChainUnaryInterceptor(
+					func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+						if panics {
+							panic("boom") //nolint:forbidigo // the case
+						}
+						return invoker(ctx, method, req, reply, cc, opts...)
+					}))
+				defer func() { require.NoError(t, conn.Close()) }()
+				call := func() error { return conn.Invoke(t.Context(), undeclared, order(), &demov1.ChargeResponse{}, opts...) }
+				w.handle = func(context.Context, int, *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+					return nil, interceptors.NotApplied(status.Error(codes.Internal, "ill"))
+				}
+				for range policy.DefaultBreakerMinCalls {
+					require.Equal(t, codes.Internal, status.Code(call()))
+				}
+				requireReason(t, call(), codes.Unavailable, dedupv1.Reason_REASON_BREAKER_OPEN)
+				w.handle = nil
+				pass(7 * time.Second)
+				panics = true
+				for range 2 * policy.DefaultBreakerProbes {
+					require.PanicsWithValue(t, "boom", func() { _ = call() })
+				}
+				panics = false
+				for range policy.DefaultBreakerMinCalls {
+					require.NoError(t, call())
+				}
+				active, retrying := budget.Load()
+				require.Zero(t, active+retrying)
+			})
+		})
+	}
+}

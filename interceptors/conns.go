@@ -54,8 +54,8 @@ func (c *conns) of(cc *grpc.ClientConn) *conn {
 	return found
 }
 
-// add makes what the calls of cc share, and forgets the connections that are
-// closed: of these no more is kept than were closed since the last new one.
+// add makes what the calls of cc share, and forgets the connections that were closed
+// since the last new one.
 func (c *conns) add(cc *grpc.ClientConn) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()

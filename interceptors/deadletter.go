@@ -13,7 +13,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
-	"github.com/dedupd/dedupd/interceptors/internal/replay"
+	"github.com/dedupd/dedupd/interceptors/internal/headerlist"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -84,7 +84,7 @@ func WithParked(fullMethods ...string) ClientOption {
 // headers are refused: whoever replays brings its own.
 func WithParkedMetadata(names ...string) ClientOption {
 	return clientOption(func(c *clientConfig) error {
-		allowed, err := replay.Names("metadata", names)
+		allowed, err := headerlist.Names("metadata", names)
 		c.parkedMetadata = append(c.parkedMetadata, allowed...)
 		return err
 	})
@@ -139,7 +139,7 @@ func (c *clientCall) park(ctx context.Context, last error) guard.Parked {
 		entry.Fingerprints = []*dedupv1.Fingerprint{c.fp}
 	}
 	md, _ := metadata.FromOutgoingContext(ctx)
-	entry.Metadata = replay.Metadata(md, c.client.parkedMetadata)
+	entry.Metadata = headerlist.Metadata(md, c.client.parkedMetadata)
 	entry.Attempts = c.tries
 	// A status that cannot be encoded costs the entry its status.
 	entry.Status, _ = encodeStatus(policy.StatusOf(last))

@@ -49,7 +49,7 @@ func Describe(d protoreflect.MethodDescriptor) (Description, error) {
 	if err != nil {
 		return Description{}, err
 	}
-	option, level := describe(d)
+	option, level := optionOf(d)
 	out := Description{
 		Method: m.fullName, Mode: m.mode(), Attempts: 1, Keyless: 1, FailOpen: m.failOpen && m.protects(),
 	}

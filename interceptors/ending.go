@@ -11,6 +11,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -61,7 +62,7 @@ func (k *keyedCall) ending(ctx context.Context, resp any, err error, a guard.Att
 // sentFor is what the caller is sent for a run's error: a refusal of the run itself
 // as one of ours, any other error as the handler's own.
 func sentFor(ctx context.Context, err error) error {
-	if r := ownRefusal(ctx, err); r != nil {
+	if r := guard.RunRefusal(err, guard.RecordIDFrom(ctx)); r != nil {
 		return refusalStatus(r)
 	}
 	return policy.StatusOf(markNested(err)).Err()
@@ -69,57 +70,20 @@ func sentFor(ctx context.Context, err error) error {
 
 // errorEnding says what err means for a run's record, which stores it as sent.
 func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time.Duration, store func(proto.Message, error) *dedupv1.Outcome) guard.Ending {
-	left := guard.LeftBehind(ctx)
-	if refusedFor(ownRefusal(ctx, err), left) {
-		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
+	left, how := guard.LeftBehind(ctx), policy.Released
+	if !refusedFor(guard.RunRefusal(err, guard.RecordIDFrom(ctx)), left) {
+		how = endingOf(t, err, left)
 	}
-	switch endingOf(t, err, left) {
-	case policy.Completed:
-		if o := store(nil, sent); o != nil {
-			return guard.Ending{Outcome: o}
-		}
-	case policy.Released:
-		return guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
-	case policy.ReleasedKept:
-		e := guard.Ending{Effect: releasedEffect(err, left), Note: noteOf(sent)}
-		if hold > 0 {
-			e.Kept, e.Hold = store(nil, sent), hold
-		}
-		return e
-	case policy.Unknown, policy.EndingAsTable:
-	}
-	return guard.Ending{Effect: dedupv1.Effect_EFFECT_UNKNOWN, Note: noteOf(sent)}
+	return ending.Of(how, markOf(err), left, noteOf(sent), hold, func() *dedupv1.Outcome { return store(nil, sent) })
 }
 
-// endingOf judges a handler's error: what it says of itself, else the table,
-// which frees the key only where the run has left nothing behind.
+// endingOf judges a handler's error.
 func endingOf(t policy.Table, err error, left guard.Left) policy.Ending {
 	table := t.Ending(err)
-	switch markOf(err) {
-	case markFinal:
-		return policy.Completed
-	case markUnknown:
-		return policy.Unknown
-	case markNotApplied:
-		// The code may still say that the error is permanent, and worth keeping.
-		if policy.Default().Row(policy.StatusOf(err).Code()).Ending == policy.ReleasedKept {
-			return policy.ReleasedKept
-		}
-		return policy.Released
+	if errors.Is(err, ErrOutcomeUnknown) {
+		table = policy.Unknown
 	}
-	if errors.Is(err, ErrOutcomeUnknown) || left > guard.LeftKeyed {
-		return policy.Unknown
-	}
-	return table
-}
-
-// releasedEffect says what a released run left behind: effects under child keys
-// let the same request run again, and no other.
-func releasedEffect(err error, left guard.Left) dedupv1.Effect {
-	if left == guard.LeftKeyed && markOf(err) != markNotApplied {
-		return dedupv1.Effect_EFFECT_REPEATABLE
-	}
-	return dedupv1.Effect_EFFECT_NONE
+	return ending.Judge(markOf(err), policy.StatusOf(err).Code(), table, left)
 }
 
 // success stores the response. One that cannot be encoded cannot be sent either:
@@ -149,3 +113,9 @@ func (k *keyedCall) outcome(resp proto.Message, err error, a guard.Attempt) *ded
 
 // noteOf is what an operator may see of an error: its code.
 func noteOf(err error) string { return "the handler returned " + status.Code(err).String() }
+
+// refusedFor reports a refusal that says nothing of this run's effect but that
+// there is none.
+func refusedFor(r *guard.RefusalError, left guard.Left) bool {
+	return r != nil && r.Reason == dedupv1.Reason_REASON_KEY_REUSED && left <= guard.LeftKeyed
+}

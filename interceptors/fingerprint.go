@@ -3,7 +3,6 @@ package interceptors
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 const (
@@ -26,9 +26,9 @@ const (
 // were sent; fields marked (dedup.v1.fingerprint) = FINGERPRINT_RULE_IGNORE take
 // no part. The rule, byte by byte, is in proto/dedup/v1/testdata/vectors.
 //
-// It works for generated and dynamic messages, reads m only, and fails only for
-// a nil m or
-// one whose unknown fields were set by hand to bytes that are no wire format.
+// It works for generated and dynamic messages, and only reads m. It fails for a nil
+// m, and for one whose unknown fields were set by hand to bytes that are no wire
+// format.
 func Fingerprint(operation string, m proto.Message) (*dedupv1.Fingerprint, error) {
 	if m == nil {
 		return nil, errNilMessage
@@ -39,12 +39,7 @@ func Fingerprint(operation string, m proto.Message) (*dedupv1.Fingerprint, error
 		return nil, w.err
 	}
 	h := sha256.New()
-	var head []byte
-	for _, part := range [...]string{fingerprintDomain, operation} {
-		head = binary.BigEndian.AppendUint32(head, uint32(len(part))) //nolint:gosec // names are short
-		head = append(head, part...)
-	}
-	h.Write(head)
+	h.Write(keying.LengthPrefixed(fingerprintDomain, operation))
 	h.Write(w.bytes())
 	return &dedupv1.Fingerprint{
 		Version:       fingerprintVersion,

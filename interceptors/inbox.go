@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
 )
 
@@ -18,8 +17,8 @@ const unmarkedPause = time.Minute // between log lines of handlers that left the
 // its own in the inbox's transaction. Then a run that ended in the dark is settled
 // exactly, and the first caller gets its answer although dedupd cannot be reached
 // after the run. A handler of such a method that succeeds without having used its
-// inbox is logged: was it interrupted, nothing would be found of it, and it would
-// run again.
+// inbox is logged: if it were interrupted, nothing would be found of its effect, and
+// it would run again.
 func WithInbox(r guard.Reconciler, fullMethods ...string) ServerOption {
 	return serverOption(func(c *serverConfig) error {
 		if r == nil || len(fullMethods) == 0 {
@@ -36,23 +35,7 @@ func WithInbox(r guard.Reconciler, fullMethods ...string) ServerOption {
 // unmarked tells of a handler that succeeded without its inbox.
 func (s *server) unmarked(ctx context.Context, m *method) {
 	if calls, due := s.bare.Due(unmarkedPause); due {
-		s.log.LogAttrs(ctx, slog.LevelError, "a handler succeeded without the inbox that its method is registered with; interrupted it would run twice: use inbox.Do, or take the method off WithInbox",
+		s.log.LogAttrs(ctx, slog.LevelError, "a handler succeeded without the inbox that its method is registered with; if it were interrupted it would run twice: use inbox.Do, or take the method off WithInbox",
 			slog.String("method", m.fullName), slog.Int("calls", calls))
 	}
-}
-
-// ownRefusal finds, in what a handler returned, the refusal of its own run by the
-// resource that keeps the record; nil for every other error.
-func ownRefusal(ctx context.Context, err error) *guard.RefusalError {
-	r, ok := errors.AsType[*guard.RefusalError](err)
-	if !ok || string(r.RecordID) != string(guard.RecordIDFrom(ctx)) {
-		return nil
-	}
-	return r
-}
-
-// refusedFor reports a refusal that says nothing of this run's effect but that
-// there is none.
-func refusedFor(r *guard.RefusalError, left guard.Left) bool {
-	return r != nil && r.Reason == dedupv1.Reason_REASON_KEY_REUSED && left <= guard.LeftKeyed
 }

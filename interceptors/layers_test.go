@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/interop"
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	"github.com/dedupd/dedupd/interceptors"
@@ -144,6 +145,44 @@ func TestGRPCsOwnCasesPassUnchanged(t *testing.T) { // E08
 				})
 			})
 		}
+	}
+}
+
+func TestAStreamIsNeverSentAgain(t *testing.T) { // E08
+	t.Parallel()
+	for name, first := range map[string]bool{"before its first message": false, "after it": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				streams, told := 0, 0
+				w := newWorld(t, setup{
+					server: []interceptors.ServerOption{interceptors.WithObserver(interceptors.Observer{Stream: func(string, bool) { streams++ }})},
+					client: []interceptors.ClientOption{
+						interceptors.WithSafeToRetry(grpc_testing.TestService_FullDuplexCall_FullMethodName),
+						interceptors.WithCallObserver(interceptors.CallObserver{Stream: func(context.Context, string) { told++ }}),
+					},
+					dial: []grpc.DialOption{grpc.WithDefaultServiceConfig(builtInRetry)},
+				})
+				ctx := metadata.AppendToOutgoingContext(t.Context(), interceptors.HeaderKey, "k")
+				stream, err := grpc_testing.NewTestServiceClient(w.conn).FullDuplexCall(ctx)
+				require.NoError(t, err)
+				if first {
+					require.NoError(t, stream.Send(&grpc_testing.StreamingOutputCallRequest{
+						ResponseParameters: []*grpc_testing.ResponseParameters{{Size: 3}},
+					}))
+					_, err = stream.Recv()
+					require.NoError(t, err)
+				}
+				synctest.Wait()
+				require.Equal(t, 1, streams)
+				w.cut()
+				_, err = stream.Recv()
+				require.Equal(t, codes.Unavailable, status.Code(err))
+				pass(time.Minute)
+				require.Equal(t, 1, streams)
+				require.Equal(t, 1, told)
+			})
+		})
 	}
 }
 

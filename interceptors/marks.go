@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -20,18 +21,10 @@ var ErrOutcomeUnknown = guard.ErrOutcomeUnknown
 // on may be done a second time by somebody else.
 var ErrLeaseLost = guard.ErrLeaseLost
 
-// mark is what a handler says of its own error, beyond the code.
-type mark uint8
-
-const (
-	markNotApplied mark = iota + 1
-	markUnknown
-	markFinal
-)
-
+// markedError is an error of which a handler says more than its code.
 type markedError struct {
 	error
-	mark mark
+	mark ending.Mark
 }
 
 func (e *markedError) Unwrap() error { return e.error }
@@ -40,10 +33,10 @@ func (e *markedError) Unwrap() error { return e.error }
 func (e *markedError) GRPCStatus() *status.Status { return policy.StatusOf(e.error) }
 
 func (e *markedError) Is(target error) bool {
-	return e.mark == markUnknown && target == ErrOutcomeUnknown
+	return e.mark == ending.Unknown && target == ErrOutcomeUnknown
 }
 
-func marked(err error, m mark) error {
+func marked(err error, m ending.Mark) error {
 	if err == nil {
 		return nil
 	}
@@ -54,21 +47,21 @@ func marked(err error, m mark) error {
 // further down included, and nothing of this run can still be. The key is free
 // again, whatever the code. Code, message and details stay; wrapping with %w is
 // fine. Of several marks the outermost counts. A nil err stays nil.
-func NotApplied(err error) error { return marked(err, markNotApplied) }
+func NotApplied(err error) error { return marked(err, ending.NotApplied) }
 
 // OutcomeUnknown marks a handler's error: its effect may have been applied,
 // whatever the code says.
-func OutcomeUnknown(err error) error { return marked(err, markUnknown) }
+func OutcomeUnknown(err error) error { return marked(err, ending.Unknown) }
 
 // Final marks a handler's error as the call's answer for good: it is stored for
 // the full retention and every repeat gets it.
-func Final(err error) error { return marked(err, markFinal) }
+func Final(err error) error { return marked(err, ending.Final) }
 
-func markOf(err error) mark {
+func markOf(err error) ending.Mark {
 	if m, ok := errors.AsType[*markedError](err); ok {
 		return m.mark
 	}
-	return 0
+	return ending.None
 }
 
 // FenceFrom returns the fence of the grant that a keyed handler runs under. Hand

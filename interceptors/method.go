@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -17,11 +18,7 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-const (
-	maxNamespace = 63
-	maxOperation = 255
-	maxRetention = 400 * 24 * time.Hour
-)
+const maxNamespace = 63
 
 // Method is one method's policy beyond its proto option. Zero fields leave what
 // the option, or the server's default, says.
@@ -66,8 +63,8 @@ type method struct {
 	basis     dedupv1.Basis
 }
 
-// describe reads a method's proto option and idempotency level.
-func describe(d protoreflect.MethodDescriptor) (*dedupv1.MethodPolicy, descriptorpb.MethodOptions_IdempotencyLevel) {
+// optionOf reads a method's proto option and idempotency level.
+func optionOf(d protoreflect.MethodDescriptor) (*dedupv1.MethodPolicy, descriptorpb.MethodOptions_IdempotencyLevel) {
 	opts, ok := d.Options().(*descriptorpb.MethodOptions)
 	if !ok || opts == nil {
 		return nil, descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
@@ -95,6 +92,23 @@ func findMethod(fullMethod string) protoreflect.MethodDescriptor {
 	return m
 }
 
+// linkedMethods are the methods of all linked proto files.
+func linkedMethods() iter.Seq[protoreflect.MethodDescriptor] {
+	return func(yield func(protoreflect.MethodDescriptor) bool) {
+		protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+			for i := range f.Services().Len() {
+				methods := f.Services().Get(i).Methods()
+				for j := range methods.Len() {
+					if !yield(methods.Get(j)) {
+						return false
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
 // infrastructure are services whose calls never carry keys.
 func infrastructure(fullMethod string) bool {
 	return strings.HasPrefix(fullMethod, "/grpc.health.v1.") || strings.HasPrefix(fullMethod, "/grpc.reflection.")
@@ -105,21 +119,14 @@ func infrastructure(fullMethod string) bool {
 func (c *serverConfig) methods() (map[string]*method, error) {
 	all := map[string]*method{}
 	var faults []error
-	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		for i := range f.Services().Len() {
-			methods := f.Services().Get(i).Methods()
-			for j := range methods.Len() {
-				d := methods.Get(j)
-				m, err := c.method(fullName(d), d)
-				if err != nil {
-					faults = append(faults, err)
-					continue
-				}
-				all[m.fullName] = m
-			}
+	for d := range linkedMethods() {
+		m, err := c.method(fullName(d), d)
+		if err != nil {
+			faults = append(faults, err)
+			continue
 		}
-		return true
-	})
+		all[m.fullName] = m
+	}
 	named := map[string]bool{}
 	for name := range c.overrides {
 		named[name] = true
@@ -188,7 +195,7 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	m := &method{fullName: name, operation: name}
 	if d != nil {
 		var option *dedupv1.MethodPolicy
-		option, level = describe(d)
+		option, level = optionOf(d)
 		if !c.overrides[name].Replace {
 			proto.Merge(p, option)
 		}
@@ -215,6 +222,9 @@ func (c *serverConfig) method(name string, d protoreflect.MethodDescriptor) (*me
 	m.errors = policy.Default()
 	if o.Errors != nil {
 		m.errors = *o.Errors
+	}
+	if m.errors == (policy.Table{}) {
+		return nil, fmt.Errorf("method %s: %w", name, errEmptyTable)
 	}
 	if p.GetErrors() == dedupv1.ErrorRule_ERROR_RULE_UNKNOWN {
 		m.errors = m.errors.ErrorsUnknown()
@@ -255,20 +265,14 @@ func (m *method) validate() error {
 		return fmt.Errorf("the key rule %d is of a later version, update the interceptors", m.keys)
 	}
 	switch {
-	case len(m.operation) > maxOperation:
-		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(m.operation), maxOperation)
 	case m.streaming && m.keys == dedupv1.KeyRule_KEY_RULE_REQUIRED:
 		return errors.New("a streaming method cannot require a key: streams are never deduplicated, make it unary or drop the rule")
-	case m.lease < guard.MinLease || m.lease > guard.MaxLease:
-		return fmt.Errorf("lease is %v, 1s to 15m are allowed", m.lease)
-	case m.maxRun <= 0 || m.wait < 0:
-		return errors.New("times must not be negative")
-	case m.retention < 0 || m.retention > maxRetention:
-		return fmt.Errorf("retention is %v, up to 400 days are allowed", m.retention)
+	case m.lease == 0 || m.maxRun <= 0 || m.wait < 0:
+		return errors.New("a lease and a run take more than no time, and a wait is not negative")
 	case m.reconciles() && m.keys == dedupv1.KeyRule_KEY_RULE_OFF:
 		return errors.New("it ignores keys, so its reconciler would never be asked; turn keys on or drop the reconciler")
 	case m.reconciles() && m.streaming:
 		return errors.New("a streaming method is never deduplicated, drop its reconciler")
 	}
-	return nil
+	return guard.CheckLimits(m.operation, m.lease, m.retention)
 }

@@ -17,6 +17,7 @@ import (
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 func TestStreamsPassUntouched(t *testing.T) { // E08
@@ -99,6 +100,8 @@ func TestServerOptionsRefuseWhatCannotWork(t *testing.T) {
 		"a retention out of range":      {[]interceptors.ServerOption{policyOf(&dedupv1.MethodPolicy{Retention: durationpb.New(-1)})}, "400 days"},
 		"a hold out of range":           {[]interceptors.ServerOption{interceptors.WithErrorHold(time.Hour)}, "error hold"},
 		"a negative wait":               {[]interceptors.ServerOption{interceptors.WithWait(-1)}, "negative"},
+		"no lease at all":               {[]interceptors.ServerOption{interceptors.WithLease(0)}, "more than no time"},
+		"a table without rows":          {[]interceptors.ServerOption{interceptors.WithMethod(charge, interceptors.Method{Errors: &policy.Table{}})}, "start from policy.Default"},
 		"a method overridden twice":     {[]interceptors.ServerOption{policyOf(nil), policyOf(nil)}, "overridden twice"},
 	}
 	valid := []interceptors.ServerOption{interceptors.WithNamespace("test"), interceptors.WithCaller(callerOf)}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/interceptors/internal/replay"
+	"github.com/dedupd/dedupd/interceptors/internal/headerlist"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -32,11 +32,11 @@ type allowList struct {
 // newAllowList refuses names that are no metadata names, or that must never
 // reach a later caller.
 func newAllowList(headers, trailers []string) (allowList, error) {
-	h, err := replay.Names("header", headers)
+	h, err := headerlist.Names("header", headers)
 	if err != nil {
 		return allowList{}, err
 	}
-	t, err := replay.Names("trailer", trailers)
+	t, err := headerlist.Names("trailer", trailers)
 	if err != nil {
 		return allowList{}, err
 	}
@@ -55,8 +55,8 @@ func newAllowList(headers, trailers []string) (allowList, error) {
 // gRPC could not send either.
 func newOutcome(resp proto.Message, err error, headers, trailers metadata.MD, allow allowList, maxBytes int64) (*dedupv1.Outcome, error) {
 	o := &dedupv1.Outcome{
-		Headers:  replay.Metadata(headers, allow.headers),
-		Trailers: replay.Metadata(trailers, allow.trailers),
+		Headers:  headerlist.Metadata(headers, allow.headers),
+		Trailers: headerlist.Metadata(trailers, allow.trailers),
 	}
 	if err != nil {
 		o.Status, err = encodeStatus(policy.StatusOf(err))
@@ -172,7 +172,7 @@ func replayedMetadata(entries []*dedupv1.MetadataEntry) metadata.MD {
 	}
 	md := make(metadata.MD, len(entries))
 	for _, e := range entries {
-		if name := e.GetKey(); !replay.Denied(name) {
+		if name := e.GetKey(); !headerlist.Denied(name) {
 			md[name] = append(md[name], string(e.GetValue()))
 		}
 	}

@@ -23,7 +23,7 @@ import (
 
 	demov1 "github.com/dedupd/dedupd/gen/dedup/demo/v1"
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/interceptors/internal/replay"
+	"github.com/dedupd/dedupd/interceptors/internal/headerlist"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -233,17 +233,17 @@ func TestMetadataOverALimitIsLeftOutWhole(t *testing.T) {
 	allow, err := newAllowList([]string{"a", "b", "c", "d"}, nil)
 	require.NoError(t, err)
 	headers := metadata.MD{
-		"a": {"fine", strings.Repeat("x", replay.MaxValue+1)}, // one value too long
-		"b": {strings.Repeat("x", replay.MaxValue)},
-		"c": make([]string, replay.MaxEntries), // one entry too many, after b's
-		"d": make([]string, replay.MaxEntries-1),
+		"a": {"fine", strings.Repeat("x", headerlist.MaxValue+1)}, // one value too long
+		"b": {strings.Repeat("x", headerlist.MaxValue)},
+		"c": make([]string, headerlist.MaxEntries), // one entry too many, after b's
+		"d": make([]string, headerlist.MaxEntries-1),
 	}
 	o, err := newOutcome(nil, nil, headers, nil, allow, roomy)
 	require.NoError(t, err)
 	_, got, _, err := replayOutcome(o, "/p.S/M")
 	require.NoError(t, err)
 	require.Len(t, got["b"], 1)
-	require.Len(t, got["d"], replay.MaxEntries-1)
+	require.Len(t, got["d"], headerlist.MaxEntries-1)
 	require.Len(t, got, 2)
 }
 
@@ -302,7 +302,7 @@ func FuzzReplayOutcome(f *testing.F) {
 			require.NotEqual(t, codes.OK, status.Code(err))
 		}
 		for name := range metadata.Join(headers, trailers) {
-			require.False(t, replay.Denied(name))
+			require.False(t, headerlist.Denied(name))
 		}
 	})
 }

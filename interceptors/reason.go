@@ -1,9 +1,8 @@
 package interceptors
 
 import (
-	"encoding/hex"
+	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -15,10 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
-
-const recordDigits = 12 // of the record id's hexadecimal, in refusals
 
 // ReasonOf returns why dedupd, or an interceptor in front of the called handler,
 // refused a call. It is false for the application's own errors, whatever their
@@ -79,7 +77,7 @@ func (r refusal) code() codes.Code {
 // err returns r as a status error.
 func (r refusal) err() error {
 	info := &errdetails.ErrorInfo{
-		Reason:   strings.TrimPrefix(r.reason.String(), "REASON_"),
+		Reason:   policy.ReasonName(r.reason),
 		Domain:   policy.Domain,
 		Metadata: map[string]string{},
 	}
@@ -87,8 +85,7 @@ func (r refusal) err() error {
 		info.Metadata[policy.MetaOperation] = r.operation
 	}
 	if len(r.record) > 0 {
-		digits := hex.EncodeToString(r.record)
-		info.Metadata[policy.MetaRecord] = digits[:min(len(digits), recordDigits)]
+		info.Metadata[policy.MetaRecord] = guard.ShortRecordID(r.record)
 	}
 	if r.entry != "" {
 		info.Metadata[policy.MetaEntry] = r.entry
@@ -153,4 +150,29 @@ func markNested(err error) error {
 		return err
 	}
 	return status.FromProto(p).Err()
+}
+
+// refusalStatus turns the engine's error into what the caller gets: dedupd's own
+// refusal as it came, or one made here: for an unknown outcome always, whose text
+// names the record, whoever found it so.
+func refusalStatus(err error) error {
+	r, ok := errors.AsType[*guard.RefusalError](err)
+	if !ok {
+		if errors.Is(err, guard.ErrClosed) {
+			return status.Error(codes.Unavailable, "the server is stopping")
+		}
+		return err
+	}
+	if _, ours := policy.RefusalOf(r.Err); ours && !r.Unknown && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
+		return r.Err
+	}
+	return refusal{
+		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID, entry: r.Entry,
+		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0, age: r.Age, effect: r.Effect(),
+	}.err()
+}
+
+func reasonIn(err error) dedupv1.Reason {
+	reason, _ := policy.ReasonOf(err)
+	return reason
 }

@@ -3,7 +3,6 @@ package interceptors
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"log/slog"
 	"strconv"
 	"time"
@@ -271,38 +270,6 @@ func answer(ctx context.Context, resp any, err error, headers, trailers metadata
 	_ = stream.SetHeader(headers)
 	_ = stream.SetTrailer(trailers)
 	return resp, nil
-}
-
-// refusalStatus turns the engine's error into what the caller gets: dedupd's own
-// refusal as it came, or one made here: for an unknown outcome always, whose text
-// names the record, whoever found it so.
-func refusalStatus(err error) error {
-	r, ok := errors.AsType[*guard.RefusalError](err)
-	if !ok {
-		if errors.Is(err, guard.ErrClosed) {
-			return status.Error(codes.Unavailable, "the server is stopping")
-		}
-		return err
-	}
-	if _, ours := policy.RefusalOf(r.Err); ours && !r.Unknown && r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE && r.Reason == reasonIn(r.Err) {
-		return r.Err
-	}
-	made := refusal{
-		reason: r.Reason, message: r.Error(), operation: r.Operation, record: r.RecordID, entry: r.Entry,
-		retryAfter: r.RetryAfter, hint: r.RetryAfter > 0, age: r.Age,
-	}
-	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
-		made.effect = policy.EffectNone
-		if r.Unknown {
-			made.effect = policy.EffectUnknown
-		}
-	}
-	return made.err()
-}
-
-func reasonIn(err error) dedupv1.Reason {
-	reason, _ := policy.ReasonOf(err)
-	return reason
 }
 
 // attemptNumber reads the client's count of its attempts; 1 where there is none

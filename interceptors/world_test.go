@@ -75,6 +75,7 @@ type world struct {
 
 type setup struct {
 	maxOutcome int
+	retention  time.Duration // and as long a tombstone; zero: the defaults
 	server     []interceptors.ServerOption
 	client     []interceptors.ClientOption
 	dial       []grpc.DialOption
@@ -85,7 +86,11 @@ func newWorld(t *testing.T, s setup) *world {
 	w := &world{listener: bufconn.Listen(1 << 20)}
 	store, err := embedded.OpenMemory(embedded.Options{CacheBytes: 1 << 20, MemtableBytes: 1 << 20})
 	require.NoError(t, err)
-	w.dedupd, err = server.New(server.Config{Store: store, MaxOutcome: s.maxOutcome})
+	config := server.Config{Store: store, MaxOutcome: s.maxOutcome, Retention: s.retention}
+	if s.retention > 0 {
+		config.Tombstone = &s.retention
+	}
+	w.dedupd, err = server.New(config)
 	require.NoError(t, err)
 
 	life, end := context.WithCancel(context.Background())

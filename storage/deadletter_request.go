@@ -99,6 +99,12 @@ type ListEntries struct {
 	Limit     int           // at least 1
 }
 
+// OpenOnly reports whether q chooses no closed entry.
+func (q ListEntries) OpenOnly() bool {
+	closed := func(s EntryState) bool { return s != EntryParked && s != EntryReplaying }
+	return q.Ready || len(q.States) > 0 && !slices.ContainsFunc(q.States, closed)
+}
+
 // EntryPage is a part of a listing. It may be short, even empty, and still have
 // a next one.
 type EntryPage struct {

@@ -111,6 +111,13 @@ func (q List) Wants(r *Record, now Instant, skew time.Duration) bool {
 	return slices.Contains(q.States, state)
 }
 
+// UnfinishedOnly reports whether q chooses none but records that are RESERVED or
+// UNKNOWN.
+func (q List) UnfinishedOnly() bool {
+	finished := func(s State) bool { return s != StateReserved && s != StateUnknown }
+	return len(q.States) > 0 && !slices.ContainsFunc(q.States, finished)
+}
+
 // Page is a part of a listing.
 type Page struct {
 	Records []*Record

@@ -93,8 +93,8 @@ type Config struct {
 	// again: random, up to RetryBase after its first run, doubling with each, up to
 	// RetryCap. Zero means DefaultRetryBase and DefaultRetryCap.
 	RetryBase, RetryCap time.Duration
-	// Retention lengthens how long it is remembered that a message was handled;
-	// zero leaves the namespace's. It must be longer than the broker may deliver a
+	// Retention lengthens how long it is remembered that a message was handled, up to
+	// 400 days; zero leaves the namespace's. It must be longer than the broker may deliver a
 	// message again.
 	Retention time.Duration
 
@@ -145,9 +145,11 @@ func (c *Config) validate() error {
 	fault((c.Reconciler == nil) != (c.Basis == dedupv1.Basis_BASIS_UNSPECIFIED),
 		"a reconciler names what it rests on: BOUNDED, FENCED or INBOX")
 	fault(c.Reconciler != nil && c.Inbox != nil, "an inbox reconciles by itself, keep one of Inbox and Reconciler")
-	fault(c.Lease < guard.MinLease || c.Lease > guard.MaxLease, "lease is %v, 1s to 15m are allowed", c.Lease)
 	fault(c.MaxRuns < 0, "a message has at least one run, not %d", c.MaxRuns)
-	fault(c.MaxRun < 0 || c.MaxWait < 0 || c.Retention < 0, "times must not be negative")
+	fault(c.MaxRun < 0 || c.MaxWait < 0, "times must not be negative")
+	if err := guard.CheckLimits(c.Operation, c.Lease, c.Retention); err != nil {
+		faults = append(faults, fmt.Errorf("consumer: %w", err))
+	}
 	return errors.Join(faults...)
 }
 

@@ -484,6 +484,8 @@ func TestAConsumerIsNotBuiltWithHolesInIt(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 	w := &world{}
+	_, err = consumer.New(consumer.Config{Operation: "o", DeadLetters: w, Namespace: "n", Retention: 401 * 24 * time.Hour})
+	require.ErrorContains(t, err, "up to 400 days", "every outcome would be refused")
 	_, err = consumer.New(consumer.Config{Operation: "o", DeadLetters: w, Namespace: "n"})
 	require.ErrorContains(t, err, "client of dedupd")
 }

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"bytes"
 	"errors"
 	"math/rand/v2"
 	"time"
@@ -86,13 +85,6 @@ func (c *Consumer) awayDelay(m Message, hint time.Duration) time.Duration {
 	return c.wait(int64(min(tries, 64)), hint)
 }
 
-// ownRefusal tells a refusal of the run itself, by an inbox that keeps its record,
-// from whatever else a handler returns.
-func ownRefusal(err error, recordID []byte) bool {
-	r, ok := errors.AsType[*guard.RefusalError](err)
-	return ok && bytes.Equal(r.RecordID, recordID)
-}
-
 // ended decides after a run whose own answer stands.
 func (c *Consumer) ended(m Message, v *delivery, recordID []byte) Decision {
 	unknown := v.ending.Outcome == nil && v.ending.Effect == dedupv1.Effect_EFFECT_UNKNOWN
@@ -101,7 +93,7 @@ func (c *Consumer) ended(m Message, v *delivery, recordID []byte) Decision {
 		return Decision{Action: Ack, Result: v.answer}
 	case v.ending.Outcome != nil:
 		return dead(CauseFinal, v.err)
-	case ownRefusal(v.err, recordID):
+	case guard.RunRefusal(v.err, recordID) != nil:
 		return c.refused(m, v.err)
 	case unknown && !c.cfg.settles():
 		return dead(CauseUnknown, v.err)

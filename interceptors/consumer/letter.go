@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"encoding/hex"
 	"log/slog"
 	"time"
 
@@ -95,7 +94,7 @@ func (c *Consumer) park(ctx context.Context, l Letter, d Decision) Decision {
 	l.Cause, l.Err, l.Runs, l.Refused = d.Cause, d.Err, d.Runs, d.refused
 	l.RecordID = guard.RecordID(l.Identity)
 	attrs := []slog.Attr{
-		slog.String("operation", c.cfg.Operation), slog.String("record", hex.EncodeToString(l.RecordID[:6])),
+		slog.String("operation", c.cfg.Operation), slog.String("record", guard.ShortRecordID(l.RecordID)),
 		slog.String("cause", d.Cause.String()), slog.String("code", status.Code(d.Err).String()), slog.Int64("runs", d.Runs),
 	}
 	parking, cancel := context.WithTimeout(context.WithoutCancel(ctx), parkTime)

@@ -3,12 +3,13 @@ package guard
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/keying"
 )
 
 // Defaults and bounds of a Call.
@@ -28,7 +29,25 @@ const (
 	// DefaultWait is how long a call waits for somebody else's run when Call.Wait
 	// is zero.
 	DefaultWait = 10 * time.Second
+	// MaxOperation is the greatest length of an operation's name, in bytes.
+	MaxOperation = 255
+	// MaxRetention is the longest retention that a call may ask for.
+	MaxRetention = 400 * 24 * time.Hour
 )
+
+// CheckLimits says which of a policy's settings dedupd would refuse; nil where it
+// would take them all. A lease or retention of zero means its default.
+func CheckLimits(operation string, lease, retention time.Duration) error {
+	switch {
+	case len(operation) > MaxOperation:
+		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(operation), MaxOperation)
+	case lease != 0 && (lease < MinLease || lease > MaxLease):
+		return fmt.Errorf("lease is %v, 1s to 15m are allowed", lease)
+	case retention < 0 || retention > MaxRetention:
+		return fmt.Errorf("retention is %v, up to 400 days are allowed", retention)
+	}
+	return nil
+}
 
 // Call is one keyed piece of work. The identity's limits are dedupd's to check.
 type Call struct {
@@ -51,7 +70,8 @@ type Call struct {
 	Wait time.Duration
 	// RefuseAtOnce answers IN_PROGRESS without waiting.
 	RefuseAtOnce bool
-	// Retention lengthens the namespace's retention of the outcome; zero leaves it.
+	// Retention lengthens the namespace's retention of the outcome, up to
+	// MaxRetention; zero leaves it.
 	Retention time.Duration
 
 	// Reconciler finds out what a run that ended in the dark did. Nil: refuse
@@ -114,12 +134,13 @@ func (c *Call) validate() error {
 		return errors.New("guard: name the operation")
 	case len(c.Fingerprints) == 0:
 		return errors.New("guard: give at least one fingerprint of the request")
-	case c.Lease < MinLease || c.Lease > MaxLease:
-		return errors.New("guard: lease must be 1s to 15m")
-	case c.MaxRun < 0 || c.Wait < 0 || c.Retention < 0:
+	case c.MaxRun < 0 || c.Wait < 0:
 		return errors.New("guard: times must not be negative")
 	case (c.Reconciler == nil) != (c.Basis == dedupv1.Basis_BASIS_UNSPECIFIED):
 		return errors.New("guard: a reconciler names what it rests on: BOUNDED, FENCED or INBOX")
+	}
+	if err := CheckLimits("", c.Lease, c.Retention); err != nil { // the identity is dedupd's to check
+		return fmt.Errorf("guard: %w", err)
 	}
 	return nil
 }
@@ -200,20 +221,15 @@ type Result struct {
 	HandedOver bool
 }
 
-// recordID is SHA-256 over the identity's parts, each prefixed by its length as
-// four bytes, big endian.
-func recordID(id *dedupv1.Identity) []byte {
-	h := sha256.New()
-	for _, part := range [...][]byte{[]byte(id.GetNamespace()), []byte(id.GetOperation()), id.GetCaller(), id.GetKey()} {
-		var size [4]byte
-		binary.BigEndian.PutUint32(size[:], uint32(len(part))) //nolint:gosec // parts are cut to 255 bytes by dedupd
-		h.Write(size[:])
-		h.Write(part)
-	}
-	return h.Sum(nil)
+// RecordID returns the id, 32 bytes, of the record that id names: SHA-256 over the
+// identity's parts, each prefixed by its length as four bytes, big endian.
+func RecordID(id *dedupv1.Identity) []byte {
+	sum := sha256.Sum256(keying.LengthPrefixed(id.GetNamespace(), id.GetOperation(), string(id.GetCaller()), string(id.GetKey())))
+	return sum[:]
 }
 
-// short is what errors and logs may show of a record's id.
-func short(recordID []byte) string {
+// ShortRecordID returns what errors, logs and spans may show of a record's id: its
+// first 12 hexadecimal digits, or as many as there are.
+func ShortRecordID(recordID []byte) string {
 	return hex.EncodeToString(recordID[:min(6, len(recordID))])
 }

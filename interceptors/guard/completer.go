@@ -83,14 +83,22 @@ type completer struct {
 	notBefore time.Time
 }
 
-func newCompleter(c Config, often, seldom policy.Backoff) *completer {
+func newCompleter(c Config) (*completer, error) {
+	often, err := policy.NewBackoff(tryBase, tryCap, policy.DefaultFactor)
+	if err != nil {
+		return nil, err
+	}
+	seldom, err := policy.NewBackoff(laterBase, laterCap, policy.DefaultFactor)
+	if err != nil {
+		return nil, err
+	}
 	q := &completer{
 		dedup: c.Dedup, log: c.Logger, observe: c.Observer, often: often, seldom: seldom,
 		limits: limits{letters: MaxPending, bytes: MaxPendingBytes, age: laterTime},
 		latest: map[string]*letter{}, wake: make(chan struct{}, 1),
 	}
 	q.life, q.end = context.WithCancel(context.Background())
-	return q
+	return q, nil
 }
 
 // reopen opens the journal and takes up what an earlier process left in it.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 // Left is the worst that a run's doings so far may have left behind. It decides
@@ -72,9 +73,6 @@ func RecordIDFrom(ctx context.Context) []byte {
 	}
 	return nil
 }
-
-// RecordID returns the id, 32 bytes, of the record that id names.
-func RecordID(id *dedupv1.Identity) []byte { return recordID(id) }
 
 // CallNumber numbers an outgoing call of the run, named by a hash of its method
 // and request, from 0: a second run of the same request then numbers its calls
@@ -168,6 +166,23 @@ func Mark(ctx context.Context, l Left) {
 		if was >= int32(l) || r.left.CompareAndSwap(was, int32(l)) {
 			return
 		}
+	}
+}
+
+// MarkCall marks what a call to another service, with effects, may have left behind
+// once it is over: whether it failed, what its tries may have applied, and whether it
+// had a key under which a second run makes the same call, and the callee looks at. A
+// key that the caller chose is none: a second run might choose another. Safe for
+// concurrent use; outside a guarded run it does nothing.
+func MarkCall(ctx context.Context, failed bool, e policy.Effect, keyed bool) {
+	switch {
+	case failed && e == policy.EffectUnknown:
+		Mark(ctx, LeftUnknown)
+	case failed && e != policy.EffectApplied:
+	case keyed:
+		Mark(ctx, LeftKeyed)
+	default:
+		Mark(ctx, LeftApplied)
 	}
 }
 

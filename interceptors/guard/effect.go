@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -45,6 +46,15 @@ func IsKeptWithEffect(ctx context.Context) bool {
 func RefuseRun(ctx context.Context, reason dedupv1.Reason, retryAfter time.Duration, cause error) *RefusalError {
 	if r := runFrom(ctx); r != nil {
 		return r.hold.refuse(reason, retryAfter, cause)
+	}
+	return nil
+}
+
+// RunRefusal finds in err, which a run has returned, the refusal of that very run's
+// record (RefuseRun); nil for every other error.
+func RunRefusal(err error, recordID []byte) *RefusalError {
+	if r, ok := errors.AsType[*RefusalError](err); ok && bytes.Equal(r.RecordID, recordID) {
+		return r
 	}
 	return nil
 }

@@ -165,17 +165,13 @@ func New(c Config) (*Engine, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	often, err := policy.NewBackoff(tryBase, tryCap, policy.DefaultFactor)
-	if err != nil {
-		return nil, err
-	}
-	seldom, err := policy.NewBackoff(laterBase, laterCap, policy.DefaultFactor)
+	q, err := newCompleter(c)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{
 		dedup: c.Dedup, namespace: c.Namespace, log: c.Logger, observe: c.Observer,
-		often: often, completer: newCompleter(c, often, seldom), closeTime: c.CloseTime, parker: c.Parker,
+		often: q.often, completer: q, closeTime: c.CloseTime, parker: c.Parker,
 		running: map[string]struct{}{}, watch: &watcher{dedup: c.Dedup, namespace: c.Shadow, onWay: make(chan struct{}, maxObserved)},
 	}
 	if e.gate, err = newGate(); err != nil {
@@ -196,11 +192,12 @@ func New(c Config) (*Engine, error) {
 // Namespace returns the namespace that the records belong to.
 func (e *Engine) Namespace() string { return e.namespace }
 
-// Close ends the contexts of all runs with ErrClosed, goes on delivering for up
-// to Config.CloseTime, gives up what is left of it (what is in the journal stays
-// there for the next process), and waits for all that to have stopped; for a
-// reconciler that ignores its context only half of that time. Close after the runs have ended: those that still go on deliver their outcome for as
-// long as a foreground delivery takes, and no longer. A second Close does nothing.
+// Close ends the contexts of all runs with ErrClosed, goes on delivering for up to
+// Config.CloseTime, and gives up what is left then; what is in the journal stays
+// there for the next process. It waits for all that to have stopped, and half of
+// that time for a reconciler that ignores its context. Close after the runs have
+// ended: one that still goes on delivers its outcome for as long as a foreground
+// delivery takes, and no longer. A second Close does nothing.
 func (e *Engine) Close() {
 	e.closing.Do(func() {
 		e.end(ErrClosed)
@@ -231,11 +228,11 @@ func (e *Engine) Do(ctx context.Context, c Call, run Run) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, err
 	}
-	if e.life.Err() != nil {
-		return Result{}, ErrClosed
-	}
 	id := &dedupv1.Identity{Namespace: e.namespace, Operation: c.Operation, Caller: c.Caller, Key: c.Key}
-	w := &work{e: e, call: c, identity: id, recordID: recordID(id)}
+	w := &work{e: e, call: c, identity: id, recordID: RecordID(id)}
+	if e.life.Err() != nil {
+		return Result{RecordID: w.recordID}, ErrClosed
+	}
 	res, err := w.do(ctx, run)
 	if err == nil {
 		res.RecordID, res.Traceparent = w.recordID, w.trace

@@ -99,13 +99,16 @@ func TestAnOutcomeThatCannotBeDeliveredIsNeverRunAgain(t *testing.T) { // A02, H
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		undelivered := 0
-		way, engine := w.join(t, guard.Observer{Undelivered: func(string) { undelivered++ }})
+		undelivered, unacknowledged := 0, 0
+		way, engine := w.join(t, guard.Observer{
+			Undelivered: func(string) { undelivered++ }, Unacknowledged: func(string) { unacknowledged++ },
+		})
 		way.on("Complete", always(fault{err: errCut}))
 		var e effect
 		res, err := engine.Do(t.Context(), call(), e.run)
 		requireOwn(t, res, err) // REFUSE: no later run can answer otherwise
 		require.Nil(t, res.Ends)
+		require.Equal(t, 1, unacknowledged, "counted at once")
 
 		_, err = w.engine.Do(t.Context(), call(), e.run)
 		requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)

@@ -39,7 +39,7 @@ func (h *hold) complete(ctx context.Context, o *dedupv1.Outcome) (Result, error)
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
 	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd did not acknowledge an outcome; trying further in the background",
-		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
+		slog.String("operation", h.call.Operation), slog.String("record", ShortRecordID(h.recordID)),
 		slog.String("code", status.Code(err).String()))
 	h.completeLater(ctx, req, o)
 	if h.answerStands(o) {
@@ -69,7 +69,7 @@ func (h *hold) tellComplete(ctx context.Context, o *dedupv1.Outcome) (*dedupv1.C
 		return resp, req, err
 	}
 	h.e.log.LogAttrs(ctx, slog.LevelError, "dedupd refused an outcome; completing without the answer",
-		slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)),
+		slog.String("operation", h.call.Operation), slog.String("record", ShortRecordID(h.recordID)),
 		slog.String("code", status.Code(err).String()))
 	req = &dedupv1.CompleteRequest{
 		Identity: h.identity, AttemptId: h.attemptID, Fence: h.fence,
@@ -103,7 +103,7 @@ func (h *hold) completeLater(ctx context.Context, req *dedupv1.CompleteRequest, 
 func tooLate(ctx context.Context, log *slog.Logger, observe Observer, operation string, recordID []byte) {
 	count(observe.Superseded, operation)
 	log.LogAttrs(ctx, slog.LevelError, "an outcome came too late, another holder had the record; dedupd keeps the conflict",
-		slog.String("operation", operation), slog.String("record", short(recordID)))
+		slog.String("operation", operation), slog.String("record", ShortRecordID(recordID)))
 }
 
 // superseded answers for a holder whose record was no longer its own: with the

@@ -121,7 +121,7 @@ func TestATokenThatIsResumedTwiceHasOneOutcome(t *testing.T) { // A11
 	})
 }
 
-func TestALapsedHandOverIsUnknownAndItsHolderMayStillComplete(t *testing.T) { // A03
+func TestALapsedHandOverIsUnknownAndItsHolderMayStillComplete(t *testing.T) { // A05, A11
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

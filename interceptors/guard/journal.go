@@ -338,6 +338,6 @@ func decodeLetter(b []byte) (kind byte, id uint64, l *letter, err error) {
 	if err != nil || identity == nil {
 		return 0, 0, nil, errFrame
 	}
-	l.operation, l.recordID = identity.GetOperation(), string(recordID(identity))
+	l.operation, l.recordID = identity.GetOperation(), string(RecordID(identity))
 	return kind, id, l, nil
 }

@@ -15,7 +15,7 @@ import (
 func letterOf(n, size int) *letter {
 	id := &dedupv1.Identity{Namespace: "test", Operation: "/pay.v1.Pay/Charge", Key: fmt.Append(nil, "order ", n)}
 	return &letter{
-		recordID: string(recordID(id)), operation: id.GetOperation(), stands: n%2 == 0,
+		recordID: string(RecordID(id)), operation: id.GetOperation(), stands: n%2 == 0,
 		fingerprints: []*dedupv1.Fingerprint{{Version: 1, Digest: []byte{byte(n)}}},
 		complete: &dedupv1.CompleteRequest{Identity: id, Fence: int64(n + 1), Outcome: &dedupv1.Outcome{
 			Result: &dedupv1.Outcome_Response{Response: &dedupv1.Response{Value: bytes.Repeat([]byte{'x'}, size)}},

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 )
 
 // hold is a grant in this process's hands.
@@ -131,21 +132,11 @@ func (h *hold) start(caller context.Context) (ctx context.Context, stop func()) 
 }
 
 // follow makes a run's context end with its caller's, where the call wants that.
-func (h *hold) follow(ctx, caller context.Context) (context.Context, func()) {
+func (h *hold) follow(ctx, caller context.Context) (context.Context, context.CancelFunc) {
 	if !h.call.CallerCancels {
 		return ctx, func() {}
 	}
-	stop := func() {}
-	if deadline, ok := caller.Deadline(); ok {
-		ctx, stop = context.WithDeadline(ctx, deadline)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
-	return ctx, func() {
-		unhook()
-		cancel(context.Canceled)
-		stop()
-	}
+	return tries.Within(ctx, caller)
 }
 
 // keep extends the lease every third of it, and ends the run by the margin
@@ -163,7 +154,7 @@ func (h *hold) keep(ctx context.Context, lose context.CancelCauseFunc) {
 		if stop := h.stopBy(); stop.Before(next) {
 			next = stop
 		}
-		if !pause(ctx, time.Until(next)) {
+		if !tries.Pause(ctx, time.Until(next)) {
 			return
 		}
 		left := time.Until(h.stopBy())
@@ -191,7 +182,7 @@ func (h *hold) lost(ctx context.Context, lose context.CancelCauseFunc) {
 	h.told.Do(func() {
 		count(h.e.observe.LeaseLost, h.call.Operation)
 		h.e.log.LogAttrs(ctx, slog.LevelError, "the lease could not be extended; the run was told to stop",
-			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+			slog.String("operation", h.call.Operation), slog.String("record", ShortRecordID(h.recordID)))
 	})
 }
 

@@ -1,7 +1,9 @@
 package guard_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,12 +112,45 @@ func TestARunMayLastLongerThanItsLease(t *testing.T) { // A09 a, c
 	})
 }
 
+func TestARunThatNamesNoLeaseHasTheDefaultAndIsNotTakenForAbandoned(t *testing.T) { // A08
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, other := w.join(t, guard.Observer{})
+		var e effect
+		c := call()
+		c.Lease, c.RefuseAtOnce, c.RerunSafe = 0, true, true // what is abandoned would run again
+		finish := make(chan struct{})
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.engine.Do(t.Context(), c, func(ctx context.Context, a guard.Attempt) guard.Ending {
+				<-finish
+				return e.run(ctx, a)
+			})
+			done <- err
+		}()
+		synctest.Wait()
+		require.Equal(t, guard.DefaultLease, w.lookup(t, c).GetLeaseLeft().AsDuration())
+		for range 10 {
+			pass(11 * time.Second)
+			_, err := other.Do(t.Context(), c, e.run)
+			requireRefused(t, err, dedupv1.Reason_REASON_IN_PROGRESS, false)
+		}
+		close(finish)
+		require.NoError(t, <-done)
+		require.Equal(t, 1, e.count())
+	})
+}
+
 func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		lost := 0
-		way, engine := w.join(t, guard.Observer{LeaseLost: func(string) { lost++ }})
+		var log bytes.Buffer
+		way, engine := w.joinWith(t, guard.Config{
+			Observer: guard.Observer{LeaseLost: func(string) { lost++ }}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
 		way.on("Extend", always(fault{err: errCut}))
 		c := call()
 		c.Lease = 10 * time.Second
@@ -128,6 +163,7 @@ func TestALeaseThatCannotBeExtendedEndsTheRunInTime(t *testing.T) { // A09 b
 		})
 		requireOwn(t, res, err)
 		require.Equal(t, 1, lost)
+		require.Contains(t, log.String(), "level=ERROR msg=\"the lease could not be extended")
 		require.Greater(t, way.count("Extend"), 3, "tried again until the margin")
 		require.Equal(t, dedupv1.State_STATE_UNKNOWN, w.state(t, c))
 	})
@@ -258,8 +294,10 @@ func TestClosingTheEngineEndsItsRuns(t *testing.T) {
 		})
 		requireOwn(t, res, err)
 		require.Equal(t, dedupv1.State_STATE_COMPLETED, w.state(t, call()), "what it did is on record")
-		_, err = w.engine.Do(t.Context(), call(), e.run)
+		own := res.RecordID
+		res, err = w.engine.Do(t.Context(), call(), e.run)
 		require.ErrorIs(t, err, guard.ErrClosed)
+		require.Equal(t, own, res.RecordID, "every keyed answer names its record")
 	})
 }
 

@@ -3,17 +3,18 @@ package guard
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 // Limits of a Parker where its configuration names none, and of what it parks.
@@ -105,23 +106,19 @@ func NewParker(c ParkerConfig) (*Parker, error) {
 	if c.SpoolEntries < 0 || c.SpoolBytes < 0 || c.CloseTime < 0 {
 		return nil, errors.New("guard: limits and times of a parker must not be negative")
 	}
-	often, err := policy.NewBackoff(tryBase, tryCap, policy.DefaultFactor)
-	if err != nil {
-		return nil, err
-	}
-	seldom, err := policy.NewBackoff(laterBase, laterCap, policy.DefaultFactor)
-	if err != nil {
-		return nil, err
-	}
 	bounds := limits{letters: cmp.Or(c.SpoolEntries, DefaultSpoolEntries), bytes: cmp.Or(c.SpoolBytes, DefaultSpoolBytes)}
 	p := &Parker{dl: c.DeadLetters, observe: c.Observer, closeTime: cmp.Or(c.CloseTime, DefaultCloseTime)}
-	p.life, p.end = context.WithCancel(context.Background())
-	p.spool = newCompleter(Config{
+	var err error
+	p.spool, err = newCompleter(Config{
 		Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		Observer: Observer{
 			Undelivered: c.Observer.Lost, Pending: c.Observer.Waiting, JournalFailed: c.Observer.SpoolFailed,
 		},
-	}, often, seldom)
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.life, p.end = context.WithCancel(context.Background())
 	p.spool.parks, p.spool.limits = c.DeadLetters, bounds
 	if c.Spool == "" {
 		return p, nil
@@ -217,6 +214,8 @@ func bound(req *dedupv1.ParkRequest) {
 const (
 	maxTarget       = 255
 	maxParkedStatus = 64 << 10
+
+	parkTime = 2 * time.Second // that the background waits for dedupd to take a dead letter
 )
 
 // parkedKey names the one entry that a dead letter belongs to: its kind and
@@ -224,7 +223,7 @@ const (
 func parkedKey(req *dedupv1.ParkRequest) string {
 	id := req.GetRecordId()
 	if len(id) == 0 {
-		id = recordID(req.GetIdentity())
+		id = RecordID(req.GetIdentity())
 	}
 	return req.GetKind().String() + string(id)
 }
@@ -245,4 +244,26 @@ func (q *completer) holds(l *letter) bool {
 	size := letterBytes + int64(proto.Size(l.message()))
 	full := q.taken >= q.limits.letters || q.bytes+size > q.limits.bytes
 	return full && !q.closed && q.latest[l.recordID] != nil
+}
+
+// park keeps a record that nobody could reconcile, with the call's request, for
+// an operator; it returns the entry's id in hexadecimal, empty where there is
+// none yet.
+func (w *work) park(ctx context.Context, why string) (entry string) {
+	if w.e.parker == nil {
+		return ""
+	}
+	req := &dedupv1.ParkRequest{}
+	if w.call.Parked != nil {
+		req = w.call.Parked()
+	}
+	if req.GetMethod() == "" {
+		req.Method = w.call.Operation
+	}
+	req.Record = &dedupv1.ParkRequest_Identity{Identity: w.identity}
+	req.Kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_UNRECONCILED
+	req.Fingerprints, req.Note = w.call.Fingerprints, why
+	// Our own words: they hold no key and no request, and cannot fail to encode.
+	req.Status, _ = proto.Marshal(&statuspb.Status{Code: int32(codes.FailedPrecondition), Message: cut(why, maxNote)})
+	return hex.EncodeToString(w.e.parker.Park(ctx, req, parkTime).Entry)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -103,7 +104,7 @@ func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
 	defer cancel()
 	defer context.AfterFunc(p.e.life, cancel)() //nolint:contextcheck // a second end: the engine's
 	for looks := 0; looks < Probes; {
-		if !pause(ctx, max(floor, p.backoff.Wait(looks, 0, rand.Int64N))) {
+		if !tries.Pause(ctx, max(floor, p.backoff.Wait(looks, 0, rand.Int64N))) {
 			return
 		}
 		select {
@@ -125,7 +126,7 @@ func (p *prober) ask(ctx context.Context, w *work, floor time.Duration) {
 	count(p.e.observe.Unreconciled, w.call.Operation)
 	entry = w.park(ctx, "the reconciler could not tell what became of it")
 	p.e.log.LogAttrs(ctx, slog.LevelError, "the reconciler could not settle an unknown outcome; an operator must resolve the record",
-		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)), slog.Int("probes", Probes))
+		slog.String("operation", w.call.Operation), slog.String("record", ShortRecordID(w.recordID)), slog.Int("probes", Probes))
 }
 
 // finding is what a probe came to.

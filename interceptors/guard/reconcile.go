@@ -92,7 +92,7 @@ func (h *hold) reconcile(ctx context.Context) (res Result, begun bool, err error
 	case partial:
 		count(h.e.observe.Partial, h.call.Operation)
 		h.e.log.LogAttrs(ctx, slog.LevelError, "a part of an effect was applied; the record is held until an operator resolves it",
-			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)))
+			slog.String("operation", h.call.Operation), slog.String("record", ShortRecordID(h.recordID)))
 		err := h.unsettled(ctx, "partial: "+v.note, 0)
 		err.Entry = h.park(ctx, "a part of the effect was applied: "+v.note)
 		return Result{}, false, err
@@ -111,7 +111,7 @@ func (h *hold) look(ctx context.Context) (v Verdict) {
 	failed := func(how string) {
 		v = StillUnknown()
 		h.e.log.LogAttrs(ctx, slog.LevelError, "the reconciler failed; the outcome stays unknown",
-			slog.String("operation", h.call.Operation), slog.String("record", short(h.recordID)), slog.String("how", how))
+			slog.String("operation", h.call.Operation), slog.String("record", ShortRecordID(h.recordID)), slog.String("how", how))
 	}
 	defer func() {
 		if p := recover(); p != nil {

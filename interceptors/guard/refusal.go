@@ -68,7 +68,7 @@ func (r *RefusalError) Error() string {
 	case r.Reason != dedupv1.Reason_REASON_OUTCOME_UNKNOWN:
 		text += "; the outcome is unknown, ask again with the same key"
 	}
-	return text + " (record " + short(r.RecordID) + ")"
+	return text + " (record " + ShortRecordID(r.RecordID) + ")"
 }
 
 func refusalTexts() map[dedupv1.Reason]string {
@@ -87,13 +87,25 @@ func refusalTexts() map[dedupv1.Reason]string {
 // Unwrap returns the cause.
 func (r *RefusalError) Unwrap() error { return r.Err }
 
+// Effect is what a door tells its caller beside a reason that alone does not say
+// what the call left behind; policy.EffectAsTable beside every other reason.
+func (r *RefusalError) Effect() policy.Effect {
+	switch {
+	case r.Reason != dedupv1.Reason_REASON_STORE_UNAVAILABLE:
+		return policy.EffectAsTable
+	case r.Unknown:
+		return policy.EffectUnknown
+	}
+	return policy.EffectNone
+}
+
 // Is matches ErrOutcomeUnknown where the effect may have happened.
 func (r *RefusalError) Is(target error) bool { return r.Unknown && target == ErrOutcomeUnknown }
 
 // refuse makes a refusal of the hold's or call's record.
-func (c *work) refuse(reason dedupv1.Reason, retryAfter time.Duration, cause error) *RefusalError {
+func (w *work) refuse(reason dedupv1.Reason, retryAfter time.Duration, cause error) *RefusalError {
 	return &RefusalError{
-		Reason: reason, Operation: c.call.Operation, RecordID: c.recordID,
+		Reason: reason, Operation: w.call.Operation, RecordID: w.recordID,
 		RetryAfter: retryAfter, Err: cause,
 		Unknown: reason == dedupv1.Reason_REASON_OUTCOME_UNKNOWN, Entry: entryIn(cause),
 	}

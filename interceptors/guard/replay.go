@@ -3,23 +3,11 @@ package guard
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"time"
 
-	statuspb "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
-
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
-
-// parkTime is how long the background waits for dedupd to take a dead letter.
-const parkTime = 2 * time.Second
-
-// traceHeader is the W3C name of a trace context.
-const traceHeader = "traceparent"
 
 var errNoReplays = errors.New("this dedupd does not know of replays; nothing was run, update it")
 
@@ -53,7 +41,7 @@ func (w *work) replays(resp *dedupv1.ReserveResponse) bool {
 		return true
 	}
 	id := resp.GetReplayed()
-	if id == nil || !bytes.Equal(recordID(id), resp.GetRecordId()) {
+	if id == nil || !bytes.Equal(RecordID(id), resp.GetRecordId()) {
 		return false
 	}
 	w.identity, w.recordID = id, resp.GetRecordId()
@@ -68,34 +56,4 @@ func (w *work) disclaim(ctx context.Context, attemptID []byte, resp *dedupv1.Res
 		}
 	}
 	return w.refuse(dedupv1.Reason_REASON_KEY_INVALID, 0, errNoReplays)
-}
-
-// traced adds the call's trace context to what dedupd is sent.
-func (w *work) traced(ctx context.Context) context.Context {
-	if w.call.Traceparent == "" {
-		return ctx
-	}
-	return metadata.AppendToOutgoingContext(ctx, traceHeader, w.call.Traceparent)
-}
-
-// park keeps a record that nobody could reconcile, with the call's request, for
-// an operator; it returns the entry's id in hexadecimal, empty where there is
-// none yet.
-func (w *work) park(ctx context.Context, why string) (entry string) {
-	if w.e.parker == nil {
-		return ""
-	}
-	req := &dedupv1.ParkRequest{}
-	if w.call.Parked != nil {
-		req = w.call.Parked()
-	}
-	if req.GetMethod() == "" {
-		req.Method = w.call.Operation
-	}
-	req.Record = &dedupv1.ParkRequest_Identity{Identity: w.identity}
-	req.Kind = dedupv1.DeadLetterKind_DEAD_LETTER_KIND_UNRECONCILED
-	req.Fingerprints, req.Note = w.call.Fingerprints, why
-	// Our own words: they hold no key and no request, and cannot fail to encode.
-	req.Status, _ = proto.Marshal(&statuspb.Status{Code: int32(codes.FailedPrecondition), Message: cut(why, maxNote)})
-	return hex.EncodeToString(w.e.parker.Park(ctx, req, parkTime).Entry)
 }

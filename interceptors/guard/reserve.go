@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -19,6 +21,8 @@ const (
 	maxAskWait    = 30 * time.Second // dedupd's own limit of a wait
 	downRetry     = time.Second      // hint while dedupd cannot be reached
 	awayPause     = time.Second      // between log lines that it cannot
+
+	traceHeader = "traceparent" // the W3C's name of a trace context
 )
 
 var (
@@ -54,7 +58,7 @@ func (w *work) reserve(caller context.Context) (*hold, *dedupv1.Completed, error
 		w.call.Lease = max(w.call.Lease, min(MaxLease, 5*h.skew))
 	}
 	w.e.log.LogAttrs(caller, slog.LevelWarn, "every grant came with too little lease left to run; ask for a longer lease or look at dedupd's latency",
-		slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)))
+		slog.String("operation", w.call.Operation), slog.String("record", ShortRecordID(w.recordID)))
 	return nil, nil, w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, downRetry, nil)
 }
 
@@ -85,7 +89,7 @@ func (w *work) wait(caller context.Context) time.Duration {
 
 // ask sends one Reserve, under one attempt id, until its answer is read.
 func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (*hold, *dedupv1.Completed, error) {
-	tries := max(1, reserveTries+1-w.call.Attempt)
+	most := max(1, reserveTries+1-w.call.Attempt)
 	unread, busy := 0, false
 	for {
 		wait := min(max(0, time.Until(waitUntil)), maxAskWait)
@@ -115,7 +119,7 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			case *dedupv1.ReserveResponse_InProgress:
 				busy = true
 				retry := max(a.InProgress.GetRetryAfter().AsDuration(), minRetryAfter)
-				if time.Until(waitUntil) > retry && pause(ctx, retry) {
+				if time.Until(waitUntil) > retry && tries.Pause(ctx, retry) {
 					continue
 				}
 				w.disown(ctx, attemptID, unread)
@@ -129,7 +133,7 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
 		unread++
-		if unread == tries || !w.e.pause(ctx, unread-1) {
+		if unread == most || !w.e.pause(ctx, unread-1) {
 			w.disown(ctx, attemptID, unread)
 			return nil, nil, w.unreached(w.refused(ctx, err), busy)
 		}
@@ -171,7 +175,7 @@ func (w *work) refused(ctx context.Context, err error) error {
 	}
 	if calls, due := w.e.away.Due(awayPause); due {
 		w.e.log.LogAttrs(ctx, slog.LevelWarn, "dedupd cannot be reached; the call is refused, nothing was run",
-			slog.String("operation", w.call.Operation), slog.String("record", short(w.recordID)),
+			slog.String("operation", w.call.Operation), slog.String("record", ShortRecordID(w.recordID)),
 			slog.String("code", status.Code(err).String()), slog.Int("calls", calls))
 	}
 	return w.refuse(dedupv1.Reason_REASON_STORE_UNAVAILABLE, max(retryAfter, downRetry), err)
@@ -208,4 +212,12 @@ func (w *work) disown(ctx context.Context, attemptID []byte, unread int) {
 		Note: "the grant was never read",
 	}
 	w.e.completer.add(ctx, &letter{recordID: string(w.recordID), operation: w.call.Operation, release: req})
+}
+
+// traced adds the call's trace context to what dedupd is sent.
+func (w *work) traced(ctx context.Context) context.Context {
+	if w.call.Traceparent == "" {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, traceHeader, w.call.Traceparent)
 }

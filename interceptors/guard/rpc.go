@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/metadata"
+
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 )
 
 // The one budget of calls to dedupd, per attempt of the client: up to
@@ -37,21 +39,9 @@ func newAttemptID() []byte {
 	return id
 }
 
-// pause waits for d; false when ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // pause waits before try n+2 of a call; false when ctx ended first.
 func (e *Engine) pause(ctx context.Context, n int) bool {
-	return pause(ctx, e.often.Wait(n, 0, mrand.Int64N))
+	return tries.Pause(ctx, e.often.Wait(n, 0, mrand.Int64N))
 }
 
 // trying is the context of one call to dedupd. What the caller's own calls carry

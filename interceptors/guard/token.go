@@ -78,7 +78,7 @@ func (e *Engine) holdOf(token string) (*hold, error) {
 	}
 	c.withDefaults()
 	return &hold{
-		work:      &work{e: e, call: c, identity: id, recordID: recordID(id)},
+		work:      &work{e: e, call: c, identity: id, recordID: RecordID(id)},
 		attemptID: t.GetAttemptId(), fence: t.GetFence(), mode: dedupv1.Mode_MODE_RUN,
 		grant: &dedupv1.Granted{EarlierGrants: t.GetEarlierGrants(), MaxOutcomeBytes: t.GetMaxOutcomeBytes()},
 	}, nil

@@ -45,7 +45,9 @@ type Answer = row.Answer
 // large to keep.
 func As[R proto.Message](a *Answer) (R, error) { return row.As[R](a) }
 
-// Local names a record that lives in the table alone, without dedupd.
+// Local names a record that lives in the table alone, without dedupd: its Identity,
+// of which operation and key are required; the Fingerprints of its request, at least
+// one; and for how long to Keep the answer, 30 days if zero.
 type Local = row.Local
 
 // WithLocal returns a context under which Do, Mark and Done keep the record l in the
@@ -59,8 +61,13 @@ func WithLocal(ctx context.Context, l Local) (context.Context, error) { return r
 // most 500 rows at a time.
 type Cleaner = row.Cleaner
 
-// CleanerConfig configures a Cleaner.
+// CleanerConfig configures a Cleaner: Dedup tells when records end (nil: only rows of
+// Local records are deleted), Every is the pause between rounds (zero: a minute), and
+// Failed is told of a round that failed (nil: nobody is).
 type CleanerConfig = row.CleanerConfig
+
+// Cleaned is what a round of a Cleaner did.
+type Cleaned = row.Cleaned
 
 // Schema returns the statements that make the table, in order, for a service's own
 // migrations. Each is safe to repeat.

@@ -16,15 +16,15 @@
 //     response is held back, whole, until dedupd has stored it: flushing does
 //     nothing, hijacking is refused. Routes that stream take no keys.
 //  4. The response goes out; every repeat gets its status, allowed headers and body
-//     again, with Idempotency-Replayed: true. Refusals are problem details (RFC
-//  9457. with types of their own.
+//     again, with Idempotency-Replayed: true. Refusals are problem details, as in
+//     RFC 9457, with types of their own.
 //
 // Webhook is the same for events: the key is the event's id, a repeat waits for the
 // first delivery, and nothing is answered 2xx before the effect. Transport is the
 // other side: an http.RoundTripper that gives requests keys, tries them again where
 // that is safe, and guards those to callees that know nothing of keys.
 //
-// What it does not do: it never deduplicates or repeats a response that is streamed
-// to its end while the handler runs, WebSockets and other upgrades, and it checks no
-// signature and authenticates nobody by itself.
+// What it does not do: it deduplicates no response that is streamed while the handler
+// runs, and no WebSocket or other upgrade; it checks no signature and authenticates
+// nobody by itself.
 package nethttp

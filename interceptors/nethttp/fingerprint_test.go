@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dedupd/dedupd/interceptors/guard"
 )
 
 func TestFingerprintsOfTheVectors(t *testing.T) { // C01
@@ -64,7 +66,7 @@ func TestOperationsAreShortAndPrintable(t *testing.T) {
 	}
 	for _, r := range []*http.Request{at("POST", long, ""), at("P\x01ST", "/", ""), at(long, "/", "")} {
 		name := (&route{}).operation(r)
-		require.LessOrEqual(t, len(name), maxOperation)
+		require.LessOrEqual(t, len(name), guard.MaxOperation)
 		require.True(t, printable(name))
 		require.Equal(t, name, (&route{}).operation(r))
 	}

@@ -15,6 +15,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 )
 
@@ -209,23 +210,12 @@ func (x *exchange) call(ctx context.Context, caller []byte, key string) (guard.C
 	if err != nil {
 		return guard.Call{}, err
 	}
-	c := x.policy(operation, fp)
+	c := t.call(operation, fp)
 	c.Caller, c.Key = caller, []byte(key)
 	if t.Reconciler != nil {
 		c.Reconciler = t.Reconciler(x.with(ctx))
 	}
 	return c, nil
-}
-
-// policy is what the route says of every call.
-func (x *exchange) policy(operation string, fp *dedupv1.Fingerprint) guard.Call {
-	t, p := x.route, x.route.Policy
-	return guard.Call{
-		Operation: operation, Fingerprints: []*dedupv1.Fingerprint{fp},
-		Lease: p.GetLease().AsDuration(), MaxRun: t.MaxRun, Wait: t.Wait, RefuseAtOnce: t.Wait == 0,
-		Retention: p.GetRetention().AsDuration(), RerunSafe: p.GetRerunSafe(), SharedWithRerun: t.shared,
-		Basis: t.Basis, CallerCancels: p.GetCallerCancels(),
-	}
 }
 
 // with returns the request, its body unread, on another context.
@@ -241,7 +231,7 @@ func (x *exchange) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	rec := newRecorder()
 	x.next.ServeHTTP(rec, x.with(context.WithValue(ctx, markKey{}, said)))
 	x.response = rec.end()
-	return x.route.ending(ctx, x.response, said.Load(), a)
+	return x.route.ending(ctx, x.response, ending.Mark(said.Load()), a)
 }
 
 // answer sends the run's own response, a stored one, or a problem.
@@ -262,7 +252,7 @@ func (x *exchange) answer(w http.ResponseWriter, res guard.Result, err error) {
 		stored, ok := storedResponse(res.Stored.GetOutcome())
 		if !ok {
 			p := newProblem(dedupv1.Reason_REASON_OUTCOME_NOT_STORED, "the work was done and is not done again; ask for what it made in another way")
-			p.Record = shortRecord(res.RecordID)
+			p.Record = guard.ShortRecordID(res.RecordID)
 			p.write(w)
 			return
 		}
@@ -307,7 +297,7 @@ func (m *Middleware) observed(w http.ResponseWriter, r *http.Request, t *route, 
 	defer func() { done(end) }()
 	seenStatus := &statusWriter{ResponseWriter: w}
 	next.ServeHTTP(seenStatus, r)
-	end = t.ending(context.WithoutCancel(r.Context()), &Response{Status: cmp.Or(seenStatus.status, http.StatusOK), Header: http.Header{}}, markNone, guard.Attempt{})
+	end = t.ending(context.WithoutCancel(r.Context()), &Response{Status: cmp.Or(seenStatus.status, http.StatusOK), Header: http.Header{}}, ending.None, guard.Attempt{})
 }
 
 // peekBody reads up to limit bytes of the body and puts them back; whole reports

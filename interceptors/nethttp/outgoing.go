@@ -265,7 +265,9 @@ func (c *outgoing) note(s sentTry, answer policy.Answer) {
 // what it may have left behind.
 func (c *outgoing) end(ctx context.Context, err error) (*http.Response, error) {
 	end := CallEnd{Attempts: c.attempts, RecordID: c.recordID, Unknown: c.effect == policy.EffectUnknown && c.level() != readOnly}
-	c.mark(ctx, err, end.Unknown)
+	if c.level() != readOnly && c.attempts > 0 {
+		guard.MarkCall(ctx, err != nil, c.effect, keying.IsChild(c.key) && (c.acknowledged || c.provider.Deduplicates))
+	}
 	if c.automatic && err != nil {
 		guard.ReuseCallNumber(ctx, c.named, c.number)
 	}
@@ -280,19 +282,4 @@ func (c *outgoing) end(ctx context.Context, err error) (*http.Response, error) {
 		err = coded.error
 	}
 	return nil, &CallError{CallEnd: end, err: err}
-}
-
-// mark tells a guarded run what the request may have left behind. A key that the
-// caller chose counts as none: a run that is run again might choose another.
-func (c *outgoing) mark(ctx context.Context, err error, unknown bool) {
-	switch {
-	case c.level() == readOnly:
-	case err != nil && unknown:
-		guard.Mark(ctx, guard.LeftUnknown)
-	case err != nil && c.effect != policy.EffectApplied, c.attempts == 0:
-	case keying.IsChild(c.key) && (c.acknowledged || c.provider.Deduplicates):
-		guard.Mark(ctx, guard.LeftKeyed)
-	default:
-		guard.Mark(ctx, guard.LeftApplied)
-	}
 }

@@ -55,14 +55,7 @@ func (c *outgoing) guardedTry(ctx context.Context, permit *policy.Permit) (polic
 
 // answerToRefusal says what the engine's refusal means.
 func answerToRefusal(r *guard.RefusalError, callerDone bool) policy.Answer {
-	refusal := policy.Refusal{Reason: r.Reason}
-	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
-		refusal.Effect = policy.EffectNone
-		if r.Unknown {
-			refusal.Effect = policy.EffectUnknown
-		}
-	}
-	answer := policy.AnswerTo(refusal, r.RetryAfter, r.RetryAfter > 0)
+	answer := policy.AnswerTo(policy.Refusal{Reason: r.Reason, Effect: r.Effect()}, r.RetryAfter, r.RetryAfter > 0)
 	if callerDone && answer.Retry != policy.Permanent {
 		answer.Retry = policy.Stop
 	}
@@ -90,14 +83,8 @@ var errNotKept = errors.New("the request was done, its response is not kept")
 // sendGuarded sends a try on the context of its run, which ends with the caller's
 // too, and reads its response whole.
 func (c *outgoing) sendGuarded(caller, run context.Context, a guard.Attempt) (sentTry, policy.Answer, guard.Ending) {
-	ctx, cancel := context.WithCancel(run)
+	ctx, cancel := tries.Within(run, caller)
 	defer cancel()
-	defer context.AfterFunc(caller, cancel)()
-	if deadline, ok := caller.Deadline(); ok {
-		within, stop := context.WithDeadline(ctx, deadline)
-		defer stop()
-		ctx = within
-	}
 	s := c.send(ctx, caller)
 	s.CallerDone = caller.Err() != nil
 	var r *Response

@@ -86,7 +86,7 @@ func TestASecondRunGivesItsRequestsTheSameKeys(t *testing.T) { // C12
 	})
 }
 
-func TestTheBodyOfABoundedRunsRequestEndsWithItsLease(t *testing.T) { // A10
+func TestTheBodyOfABoundedRunsRequestEndsWithItsLease(t *testing.T) { // A09
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -2,7 +2,6 @@ package nethttp
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"math"
@@ -23,9 +22,8 @@ import (
 const ProblemBase = "https://github.com/dedupd/dedupd/tree/main/interceptors/nethttp#"
 
 const (
-	problemType  = "application/problem+json"
-	recordDigits = 12 // of the record id's hexadecimal, in problems
-	closedRetry  = time.Second
+	problemType = "application/problem+json"
+	closedRetry = time.Second
 )
 
 // problem is a refusal as the caller sees it.
@@ -102,12 +100,9 @@ func problemOf(err error) *problem {
 		return problemOfOther(err)
 	}
 	p := newProblem(r.Reason, r.Error())
-	p.Record, p.Age, p.retryAfter = shortRecord(r.RecordID), int64(r.Age/time.Second), r.RetryAfter
-	if r.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
-		p.Effect = policy.EffectNone.String()
-		if r.Unknown {
-			p.Effect = policy.EffectUnknown.String()
-		}
+	p.Record, p.Age, p.retryAfter = guard.ShortRecordID(r.RecordID), int64(r.Age/time.Second), r.RetryAfter
+	if e := r.Effect(); e != policy.EffectAsTable {
+		p.Effect = e.String()
 	}
 	if r.Reason == dedupv1.Reason_REASON_UNSPECIFIED && r.RetryAfter == 0 && status.Code(r.Err) != codes.ResourceExhausted {
 		p.Status = http.StatusInternalServerError // asking again does not help
@@ -127,12 +122,6 @@ func problemOfOther(err error) *problem {
 		return plainProblem(http.StatusServiceUnavailable, "the caller left before anything ran")
 	}
 	return plainProblem(http.StatusInternalServerError, "the key cannot be looked at: the route's policy is broken")
-}
-
-// shortRecord is what problems and logs may show of a record's id.
-func shortRecord(recordID []byte) string {
-	digits := hex.EncodeToString(recordID)
-	return digits[:min(len(digits), recordDigits)]
 }
 
 // write sends p.

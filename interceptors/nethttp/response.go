@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/interceptors/internal/replay"
+	"github.com/dedupd/dedupd/interceptors/internal/headerlist"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -44,7 +44,7 @@ func replayable(names []string) ([]string, error) {
 			return nil, &headerError{name: name}
 		}
 	}
-	return replay.Names("header", append(alwaysKept(), names...))
+	return headerlist.Names("header", append(alwaysKept(), names...))
 }
 
 type headerError struct{ name string }
@@ -68,7 +68,7 @@ func (r *Response) Outcome(maxBytes int64, headers ...string) (*dedupv1.Outcome,
 
 // outcome stores r; names are lower case and sorted.
 func (r *Response) outcome(maxBytes int64, names []string) *dedupv1.Outcome {
-	o := &dedupv1.Outcome{Headers: replay.Metadata(storable(r.Header, names), names)}
+	o := &dedupv1.Outcome{Headers: headerlist.Metadata(storable(r.Header, names), names)}
 	if code := policy.CodeOfHTTP(r.Status); code != codes.OK {
 		o.Status = failure(code, r.Status)
 	}
@@ -124,7 +124,7 @@ func storedResponse(o *dedupv1.Outcome) (*Response, bool) {
 	}
 	r := &Response{Status: int(m.GetStatus()), Header: http.Header{}, Body: m.GetBody()}
 	for _, e := range o.GetHeaders() {
-		if name := e.GetKey(); !replay.Denied(name) {
+		if name := e.GetKey(); !headerlist.Denied(name) {
 			r.Header.Add(name, string(e.GetValue()))
 		}
 	}

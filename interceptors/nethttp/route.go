@@ -17,11 +17,6 @@ import (
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-const (
-	maxOperation = 255
-	maxRetention = 400 * 24 * time.Hour
-)
-
 // Route is the policy of the requests that a pattern matches. Zero fields mean
 // their defaults.
 type Route struct {
@@ -88,16 +83,9 @@ func newRoute(pattern string, r Route, maxBody int64, hold time.Duration) (*rout
 }
 
 func (t *route) validate() error {
-	lease, retention := t.Policy.GetLease().AsDuration(), t.Policy.GetRetention().AsDuration()
 	switch {
 	case dedupv1.KeyRule_name[int32(t.keys)] == "":
 		return fmt.Errorf("the key rule %d is of a later version, update the middleware", t.keys)
-	case len(t.Policy.GetOperation()) > maxOperation:
-		return fmt.Errorf("operation is %d bytes, at most %d are allowed", len(t.Policy.GetOperation()), maxOperation)
-	case lease != 0 && (lease < guard.MinLease || lease > guard.MaxLease):
-		return fmt.Errorf("lease is %v, 1s to 15m are allowed", lease)
-	case retention < 0 || retention > maxRetention:
-		return fmt.Errorf("retention is %v, up to 400 days are allowed", retention)
 	case t.MaxRun < 0 || t.Wait < 0 || t.MaxBody < 0:
 		return errors.New("times and sizes must not be negative")
 	case (t.Reconciler == nil) != (t.Basis == dedupv1.Basis_BASIS_UNSPECIFIED):
@@ -105,7 +93,7 @@ func (t *route) validate() error {
 	case len(t.Policy.GetReplayTrailers()) > 0 || len(t.Policy.GetKeyFields()) > 0:
 		return errors.New("replay_trailers and key_fields are for gRPC methods, take them off")
 	}
-	return nil
+	return guard.CheckLimits(t.Policy.GetOperation(), t.Policy.GetLease().AsDuration(), t.Policy.GetRetention().AsDuration())
 }
 
 // runsAgain reports whether a later run may answer differently.
@@ -146,7 +134,7 @@ func (t *route) operation(r *http.Request) string {
 		}
 		name = r.Method + " " + pattern
 	}
-	if len(name) > maxOperation || strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' }) {
+	if len(name) > guard.MaxOperation || strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' }) {
 		sum := sha256.Sum256([]byte(name))
 		method := r.Method[:min(len(r.Method), 32)]
 		if !printable(method) {
@@ -167,4 +155,15 @@ func (t *route) fingerprint(operation string, r *http.Request, body []byte) (*de
 		err = errors.New("the route's fingerprint is missing")
 	}
 	return proto.CloneOf(fp), err
+}
+
+// call is what the route says of every request to the engine.
+func (t *route) call(operation string, fp *dedupv1.Fingerprint) guard.Call {
+	p := t.Policy
+	return guard.Call{
+		Operation: operation, Fingerprints: []*dedupv1.Fingerprint{fp},
+		Lease: p.GetLease().AsDuration(), MaxRun: t.MaxRun, Wait: t.Wait, RefuseAtOnce: t.Wait == 0,
+		Retention: p.GetRetention().AsDuration(), RerunSafe: p.GetRerunSafe(), SharedWithRerun: t.shared,
+		Basis: t.Basis, CallerCancels: p.GetCallerCancels(),
+	}
 }

@@ -79,7 +79,8 @@ type Guarded struct {
 	// Lease is asked for around each try: 1 s - 15 min; zero means
 	// guard.DefaultLease.
 	Lease time.Duration
-	// Retention lengthens the namespace's retention of the response.
+	// Retention lengthens the namespace's retention of the response, up to 400 days;
+	// zero leaves it.
 	Retention time.Duration
 	// RefusalsApplyNothing: the callee answers 425 and 429 only where it has applied
 	// nothing. Else they leave the outcome unknown.
@@ -154,14 +155,10 @@ func (p Provider) validate() error {
 		return errors.New("the engine that guards a provider is nil, make one by guard.New")
 	case p.Deduplicates:
 		return errors.New("a callee that deduplicates needs no guard; where it takes a key, name its header and say Rerun")
-	case g.Lease != 0 && (g.Lease < guard.MinLease || g.Lease > guard.MaxLease):
-		return fmt.Errorf("lease is %v, 1s to 15m are allowed", g.Lease)
-	case g.Retention < 0 || g.Retention > maxRetention:
-		return fmt.Errorf("retention is %v, up to 400 days are allowed", g.Retention)
 	case g.Rerun && p.KeyHeader == "":
 		return errors.New("sending an unknown try again is safe only under a key that the callee takes, name its header")
 	}
-	return nil
+	return guard.CheckLimits("", g.Lease, g.Retention)
 }
 
 // budget returns the host's.

@@ -356,7 +356,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	}
 }
 
-func TestBudgetAndBreakerBoundTheTries(t *testing.T) { // G06
+func TestBudgetAndBreakerBoundTheTries(t *testing.T) { // E10, F01
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := sequence(http.StatusServiceUnavailable)

@@ -1,6 +1,7 @@
 package nethttp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -142,7 +143,7 @@ func NewWebhook(engine *guard.Engine, c WebhookConfig) (*Webhook, error) {
 		}
 	}
 	fault(engine == nil, "the engine is nil, make one by guard.New")
-	fault(c.Operation == "" || len(c.Operation) > maxOperation, "name the operation, by 1 to 255 bytes")
+	fault(c.Operation == "" || len(c.Operation) > guard.MaxOperation, "name the operation, by 1 to 255 bytes")
 	fault(c.Verify == nil, "say how the sender's signature is checked")
 	fault(c.ID == nil, "say what names an event: HeaderID or FieldID")
 	fault(c.Route.Fingerprint != nil || c.Route.Policy.GetFailOpen() || c.Route.Policy.GetKeys() != 0 || c.Route.Policy.GetOperation() != "",
@@ -154,11 +155,7 @@ func NewWebhook(engine *guard.Engine, c WebhookConfig) (*Webhook, error) {
 	if err := errors.Join(append(faults, err)...); err != nil {
 		return nil, err
 	}
-	log := c.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &Webhook{config: c, engine: engine, route: t, log: log}, nil
+	return &Webhook{config: c, engine: engine, route: t, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler))}, nil
 }
 
 // Wrap returns a handler that runs next once for each event.
@@ -209,8 +206,7 @@ func (h *Webhook) call(r *http.Request, body []byte) (guard.Call, *problem) {
 			return guard.Call{}, newProblem(dedupv1.Reason_REASON_INPUT_INVALID, "the event cannot be told from others under its id")
 		}
 	}
-	x := &exchange{route: h.route, request: r}
-	call := x.policy(h.config.Operation, webhookFingerprint(h.config.Operation, same))
+	call := h.route.call(h.config.Operation, webhookFingerprint(h.config.Operation, same))
 	call.Key = []byte(id)
 	return call, nil
 }
@@ -233,7 +229,7 @@ func (h *Webhook) refuse(w http.ResponseWriter, r *http.Request, call guard.Call
 // park keeps a delivery of an event whose outcome is unknown.
 func (h *Webhook) park(r *http.Request, refusal *guard.RefusalError, call guard.Call, body []byte) {
 	h.log.LogAttrs(r.Context(), slog.LevelError, "nobody knows whether an event was handled; it is not run again until its record is settled",
-		slog.String("operation", call.Operation), slog.String("record", shortRecord(refusal.RecordID)))
+		slog.String("operation", call.Operation), slog.String("record", guard.ShortRecordID(refusal.RecordID)))
 	if h.config.Park == nil {
 		return
 	}

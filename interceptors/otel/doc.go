@@ -1,6 +1,6 @@
-// Package otel tells OpenTelemetry's traces and metrics what the interceptors do. It is a
-// package of its own so that a service which imports the interceptors compiles no
-// OpenTelemetry.
+// Package otel tells OpenTelemetry's traces and metrics what the interceptors do. It
+// is a package of its own so that a service which imports the interceptors compiles
+// no OpenTelemetry.
 //
 // The life of a traced call:
 //
@@ -14,7 +14,7 @@
 //     the key.
 //  5. A call that is answered from a record has its span linked to that one, on
 //     the server and on the client.
-//  6. ClientMetrics and ServerMetrics count what package prom counts.
+//  6. ClientMetrics, ServerMetrics and ParkerMetrics count what package prom counts.
 //
 // What it does not do: no span holds a key, a request or a response, nor the
 // message of an error, and no metric a record.

@@ -12,21 +12,29 @@ import (
 )
 
 // ClientMetrics returns the option of interceptors.ClientOptions that counts by a
-// meter of mp, all by the attribute method: dedup.client.calls and
-// dedup.client.retries (these two by code too), dedup.client.attempts, waits,
-// replays, unknown_outcomes, budget_refusals, breaker_refusals and streams. They
-// mean what the metrics of package prom mean.
+// meter of mp what package prom counts, under the same names with dots and without
+// total: dedup.client.calls, dedup.client.attempts, and so on. It fails where an
+// instrument cannot be made.
 func ClientMetrics(mp metric.MeterProvider) (interceptors.ClientOption, error) {
 	m := newMeter(mp)
-	return interceptors.WithCallObserver(tally.Client(m)), m.err
+	o := tally.Client(m)
+	return interceptors.WithCallObserver(o), m.err
 }
 
-// ServerMetrics returns the option of interceptors.ServerOptions that counts by a
-// meter of mp what package prom counts, under the same names with dots and without
-// total: dedup.server.runs, dedup.server.replays, and so on.
+// ServerMetrics is the same for interceptors.ServerOptions: dedup.server.runs,
+// dedup.server.replays, and so on.
 func ServerMetrics(mp metric.MeterProvider) (interceptors.ServerOption, error) {
 	m := newMeter(mp)
-	return interceptors.WithObserver(tally.Server(m)), m.err
+	o := tally.Server(m)
+	return interceptors.WithObserver(o), m.err
+}
+
+// ParkerMetrics is the same for interceptors.ParkerConfig: dedup.parker.parked,
+// dedup.parker.spool_entries, and so on.
+func ParkerMetrics(mp metric.MeterProvider) (interceptors.ParkObserver, error) {
+	m := newMeter(mp)
+	o := tally.Parker(m)
+	return o, m.err
 }
 
 // meter makes OpenTelemetry's instruments.

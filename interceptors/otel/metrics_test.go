@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/otel"
 )
@@ -80,11 +81,26 @@ func TestMetricsSayWhatBecameOfTheCalls(t *testing.T) {
 	}, c.added)
 }
 
+func TestDeadLettersAreCounted(t *testing.T) {
+	t.Parallel()
+	c := &counts{added: map[string]int64{}}
+	o, err := otel.ParkerMetrics(c)
+	require.NoError(t, err)
+	o.Parked("m", dedupv1.DeadLetterKind_DEAD_LETTER_KIND_EXHAUSTED)
+	o.Waiting(3, 400)
+	o.Waiting(1, 100)
+	require.Equal(t, map[string]int64{
+		"dedup.parker.parked kind=exhausted method=m": 1, "dedup.parker.spool_entries": 1, "dedup.parker.spool_bytes": 100,
+	}, c.added)
+}
+
 func TestInstrumentsThatCannotBeMadeAreAnError(t *testing.T) {
 	t.Parallel()
 	c := &counts{added: map[string]int64{}, fail: errors.New("no room")}
 	_, err := otel.ClientMetrics(c)
 	require.ErrorContains(t, err, "no room")
 	_, err = otel.ServerMetrics(c)
+	require.ErrorContains(t, err, "no room")
+	_, err = otel.ParkerMetrics(c)
 	require.ErrorContains(t, err, "no room")
 }

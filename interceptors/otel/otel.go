@@ -2,7 +2,6 @@ package otel
 
 import (
 	"context"
-	"encoding/hex"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -107,7 +106,7 @@ func Server(tp trace.TracerProvider) []interceptors.ServerOption {
 				return handler(ctx, req)
 			}
 			ctx, span := tracer.Start(ctx, strings.Replace(spanName(info.FullMethod), "dedup ", "dedup run ", 1),
-				trace.WithAttributes(attribute.String(AttributeRecord, hex.EncodeToString(record)[:recordDigits])))
+				trace.WithAttributes(attribute.String(AttributeRecord, guard.ShortRecordID(record))))
 			defer span.End()
 			resp, err := handler(ctx, req)
 			setStatus(span, err)

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-
-	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 )
 
 // CodeOfHTTP returns the status code whose row of the table an HTTP status has:
@@ -79,16 +77,3 @@ func AnswerTo(r Refusal, hint time.Duration, hasHint bool) Answer {
 	answer.applyRefusal(r)
 	return answer
 }
-
-// ReasonName is how a reason is written on the wire, without its prefix.
-func ReasonName(r dedupv1.Reason) string { return strings.TrimPrefix(r.String(), reasonPrefix) }
-
-// ReasonNamed returns the reason of that name; unspecified for one that this
-// build does not know.
-func ReasonNamed(name string) dedupv1.Reason {
-	return dedupv1.Reason(dedupv1.Reason_value[reasonPrefix+name])
-}
-
-// EffectNamed returns the effect that a refusal states by a word; EffectAsTable
-// for none, unknown for a word of a later version.
-func EffectNamed(word string) Effect { return parseEffect(word) }

@@ -120,9 +120,9 @@ func refusalIn(s *statuspb.Status) (found Refusal, ok bool) {
 			continue
 		}
 		r := Refusal{
-			Reason:    dedupv1.Reason(dedupv1.Reason_value[reasonPrefix+info.GetReason()]),
+			Reason:    ReasonNamed(info.GetReason()),
 			Nested:    info.GetMetadata()[MetaNested] == nestedTrue,
-			Effect:    parseEffect(info.GetMetadata()[MetaEffect]),
+			Effect:    EffectNamed(info.GetMetadata()[MetaEffect]),
 			Operation: info.GetMetadata()[MetaOperation],
 			Record:    info.GetMetadata()[MetaRecord],
 			Entry:     info.GetMetadata()[MetaEntry],
@@ -137,15 +137,26 @@ func refusalIn(s *statuspb.Status) (found Refusal, ok bool) {
 	return found, ok
 }
 
-func parseEffect(s string) Effect {
-	switch s {
+// ReasonName is how a reason is written on the wire, without its prefix.
+func ReasonName(r dedupv1.Reason) string { return strings.TrimPrefix(r.String(), reasonPrefix) }
+
+// ReasonNamed returns the reason of that name; unspecified for one that this
+// build does not know.
+func ReasonNamed(name string) dedupv1.Reason {
+	return dedupv1.Reason(dedupv1.Reason_value[reasonPrefix+name])
+}
+
+// EffectNamed returns the effect that a refusal states by a word; EffectAsTable
+// for none, unknown for a word of a later version.
+func EffectNamed(word string) Effect {
+	switch word {
 	case EffectNone.String():
 		return EffectNone
 	case EffectApplied.String():
 		return EffectApplied
 	case "":
 		return EffectAsTable
-	default: // a word of a later version is no promise
+	default: // no promise
 		return EffectUnknown
 	}
 }

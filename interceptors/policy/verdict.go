@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -92,7 +91,7 @@ func openError(service, method string, left time.Duration) error {
 		"nothing was sent: too many calls of %s failed; try again in %v", service, left.Round(time.Millisecond)))
 	detailed, err := s.WithDetails(
 		&errdetails.ErrorInfo{
-			Reason:   strings.TrimPrefix(dedupv1.Reason_REASON_BREAKER_OPEN.String(), reasonPrefix),
+			Reason:   ReasonName(dedupv1.Reason_REASON_BREAKER_OPEN),
 			Domain:   Domain,
 			Metadata: map[string]string{MetaOperation: method, MetaEffect: EffectNone.String()},
 		},

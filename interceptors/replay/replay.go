@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -202,7 +203,7 @@ func (r *Replayer) rest(ctx context.Context) bool {
 	r.mu.Lock()
 	wait := time.Until(r.idle)
 	r.mu.Unlock()
-	return sleep(ctx, wait)
+	return tries.Pause(ctx, wait)
 }
 
 // pauseAll lets nobody ask for a while: there is nothing, or dedupd is away.
@@ -333,19 +334,4 @@ func newToken() []byte {
 	token := make([]byte, 16)
 	_, _ = rand.Read(token) // never fails: crypto/rand ends the process rather than return an error
 	return token
-}
-
-// sleep waits for d; false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

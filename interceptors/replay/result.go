@@ -17,6 +17,8 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
+	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -92,7 +94,7 @@ func (r *Replayer) replay(ctx context.Context, e *dedupv1.DeadLetter, token []by
 	}
 	if res.Outcome == Unprotected && !r.unprotected.Swap(true) {
 		r.Logger.LogAttrs(ctx, slog.LevelError, "a replay's service does not look at keys, nothing more is sent to it",
-			slog.String("operation", e.GetIdentity().GetOperation()), slog.String("record", hex.EncodeToString(e.GetRecordId()[:min(6, len(e.GetRecordId()))])))
+			slog.String("operation", e.GetIdentity().GetOperation()), slog.String("record", guard.ShortRecordID(e.GetRecordId())))
 	}
 	r.settle(ctx, &res, token)
 	if r.Observer.Settled != nil {
@@ -199,7 +201,7 @@ func (r *Replayer) tell(ctx context.Context, req *dedupv1.SettleRequest) (*dedup
 		if err == nil || n+1 == settleTries || !passing(err) {
 			return resp.GetEntry(), err
 		}
-		sleep(ctx, r.ask.Wait(n, 0, rand.Int64N))
+		tries.Pause(ctx, r.ask.Wait(n, 0, rand.Int64N))
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package gather lets concurrent calls travel together: while some are on their
 // way, those that arrive pile up and go as one batch as soon as a slot is free.
-// The SQL store sends a batch as one multi-row statement, a client as one RPC.
+// The SQL store sends a batch as one multi-row statement.
 //
 // Life of a call:
 //

@@ -138,9 +138,7 @@ func (s *Store) entryOn(ctx context.Context, conn *pgxpool.Conn, id storage.Entr
 		return ans, err
 	}
 	rec, err := s.lockedRow(results)
-	ans.State = rec.StateAt(ans.Now, s.Skew())
-	if ans.State != storage.StateAbsent {
-		ans.Record = rec
-	}
+	_, found := storage.Apply(rec, storage.Lookup{}, ans.Now, s.Skew())
+	ans.State, ans.Record = found.State, found.Record
 	return ans, err
 }

@@ -3,7 +3,6 @@ package cockroach
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -49,8 +48,8 @@ func (s *Store) List(ctx context.Context, q storage.List) (storage.Page, error) 
 		}
 		page := storage.Page{Now: now, Next: next}
 		for _, id := range ids {
-			rec := found[storage.RecordID(id)] // nil: deleted meanwhile
-			if state := rec.StateAt(now, s.Skew()); wanted(q.States, state) {
+			rec := found[storage.RecordID(id)] // nil: deleted since it was chosen; else perhaps changed
+			if rec != nil && q.Wants(rec, now, s.Skew()) {
 				page.Records = append(page.Records, rec)
 			}
 		}
@@ -64,11 +63,8 @@ func (s *Store) choose(ctx context.Context, conn *pgxpool.Conn, q storage.List) 
 	if err != nil {
 		return nil, next, err
 	}
-	unfinished := len(q.States) > 0 && !slices.ContainsFunc(q.States, func(st storage.State) bool {
-		return st != storage.StateReserved && st != storage.StateUnknown
-	})
 	var end []byte
-	err = conn.QueryRow(ctx, endOfListSQL, q.After[:], unfinished, maxScanned-1).Scan(&end)
+	err = conn.QueryRow(ctx, endOfListSQL, q.After[:], q.UnfinishedOnly(), maxScanned-1).Scan(&end)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, next, err
 	}
@@ -77,7 +73,7 @@ func (s *Store) choose(ctx context.Context, conn *pgxpool.Conn, q storage.List) 
 		older = at(now.Add(-q.OlderThan))
 	}
 	limit := min(q.Limit, maxPageRows)
-	rows, err := conn.Query(ctx, listSQL, q.After[:], unfinished, notNull(end),
+	rows, err := conn.Query(ctx, listSQL, q.After[:], q.UnfinishedOnly(), notNull(end),
 		q.Namespace, q.Operation, notNull(q.Caller), notNull(q.Key), older, limit)
 	if err != nil {
 		return nil, next, err
@@ -101,12 +97,4 @@ func (s *Store) choose(ctx context.Context, conn *pgxpool.Conn, q storage.List) 
 	}
 	copy(next[:], end)
 	return ids, next, rows.Err()
-}
-
-// wanted: without a choice every state but absent is.
-func wanted(states []storage.State, state storage.State) bool {
-	if len(states) == 0 {
-		return state != storage.StateAbsent
-	}
-	return slices.Contains(states, state)
 }

@@ -36,12 +36,6 @@ func judgedStates(q storage.ListEntries) []storage.EntryState {
 	return []storage.EntryState{storage.EntryParked}
 }
 
-// openOnly reports whether q chooses no closed entry.
-func openOnly(q storage.ListEntries) bool {
-	states := judgedStates(q)
-	return len(states) > 0 && !slices.ContainsFunc(states, func(st storage.EntryState) bool { return st > storage.EntryReplaying })
-}
-
 // choice are the parameters of chosenSQL.
 func choice(q storage.ListEntries, now storage.Instant) []any {
 	var kinds, states []int16
@@ -64,7 +58,7 @@ func choice(q storage.ListEntries, now storage.Instant) []any {
 	}
 	return []any{
 		at(now), q.Namespace, q.Operation, notNull(q.Caller), notNull(record), kinds, q.Codes, []byte(q.Signature),
-		openOnly(q), states, older, younger, q.Ready, q.Requested,
+		q.OpenOnly(), states, older, younger, q.Ready, q.Requested,
 	}
 }
 
@@ -103,7 +97,7 @@ func (s *Store) Entries(ctx context.Context, q storage.ListEntries) (storage.Ent
 		if page.Now, err = s.readClock(ctx, conn); err != nil {
 			return page, err
 		}
-		err = conn.QueryRow(ctx, endSQL, q.Namespace, notNull(record), openOnly(q), notNull(after), maxScanned-1).Scan(&end)
+		err = conn.QueryRow(ctx, endSQL, q.Namespace, notNull(record), q.OpenOnly(), notNull(after), maxScanned-1).Scan(&end)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return page, err
 		}

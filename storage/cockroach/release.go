@@ -17,9 +17,7 @@ func (s *Store) Release(ctx context.Context, q storage.Release) (storage.Answer,
 		it.outcome = s.codec.outcome(q.Error)
 	}
 	if q.Fence == 0 || q.Effect != storage.EffectNone {
-		return do(ctx, s, func(ctx, caller context.Context) (storage.Answer, error) {
-			return s.judge(ctx, caller, it.id, q)
-		})
+		return s.judged(ctx, it.id, q)
 	}
 	return s.hot(ctx, kindRelease, it)
 }

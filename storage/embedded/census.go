@@ -42,18 +42,11 @@ func (s *Store) countUnfinished(ctx context.Context, now storage.Instant) ([]sto
 		if rec, err = s.read(key.id()); rec == nil {
 			continue // settled meanwhile, or a fault
 		}
-		common := storage.UnfinishedCount{
+		n := groupOf(counts, storage.UnfinishedCount{
 			Namespace: rec.Identity.Namespace, Operation: rec.Identity.Operation, State: rec.StateAt(now, 0),
-		}
-		n, ok := counts[common]
-		if !ok {
-			c := common
-			c.Oldest = rec.GrantedAt
-			n = &c
-			counts[common] = n
-		}
+		})
 		n.Records++
-		n.Oldest = min(n.Oldest, rec.GrantedAt)
+		n.Oldest = older(n.Oldest, rec.GrantedAt)
 		err = cmp.Or(err, ctx.Err())
 	}
 	if fault := errors.Join(iter.Error(), iter.Close()); err == nil && fault != nil {
@@ -72,31 +65,34 @@ func (s *Store) countUnfinished(ctx context.Context, now storage.Instant) ([]sto
 func (s *Store) countEntries(ctx context.Context) ([]storage.EntryCount, error) {
 	counts := map[storage.EntryCount]*storage.EntryCount{} // by what they have in common
 	err := s.scanEntries(ctx, openEntries(), func(e *storage.DeadLetter, _ int) bool {
-		common := storage.EntryCount{Namespace: e.Identity.Namespace, Kind: e.Kind}
-		n, ok := counts[common]
-		if !ok {
-			c := common
-			c.Oldest = e.ParkedAt
-			n = &c
-			counts[common] = n
-		}
-		if e.Open() {
+		if e.Open() { // else it was closed meanwhile
+			n := groupOf(counts, storage.EntryCount{Namespace: e.Identity.Namespace, Kind: e.Kind})
 			n.Entries++
-			n.Oldest = min(n.Oldest, e.ParkedAt)
+			n.Oldest = older(n.Oldest, e.ParkedAt)
 		}
 		return true
 	})
 	all := make([]storage.EntryCount, 0, len(counts))
 	for _, n := range counts {
-		if n.Entries > 0 {
-			all = append(all, *n)
-		}
+		all = append(all, *n)
 	}
 	slices.SortFunc(all, func(a, b storage.EntryCount) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Kind, b.Kind))
 	})
 	return all, err
 }
+
+// groupOf returns the group of those that have this in common, which begins with
+// nothing else.
+func groupOf[G comparable](groups map[G]*G, common G) *G {
+	if groups[common] == nil {
+		groups[common] = &common
+	}
+	return groups[common]
+}
+
+// older is the earlier of two instants, the first of which may be none.
+func older(a, b storage.Instant) storage.Instant { return min(cmp.Or(a, b), b) }
 
 // openEntries chooses what somebody still has to act on.
 func openEntries() storage.ListEntries {

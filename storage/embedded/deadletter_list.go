@@ -73,19 +73,12 @@ func (s *Store) Groups(ctx context.Context, q storage.ListEntries) ([]storage.En
 }
 
 func addToGroup(groups map[storage.EntryGroup]*storage.EntryGroup, e *storage.DeadLetter) {
-	common := storage.EntryGroup{
+	g := groupOf(groups, storage.EntryGroup{
 		Namespace: e.Identity.Namespace, Operation: e.Identity.Operation, Kind: e.Kind, Code: e.Code, Signature: e.Signature,
-	}
-	g, ok := groups[common]
-	if !ok {
-		c := common
-		c.Oldest = e.ParkedAt
-		g = &c
-		groups[common] = g
-	}
+	})
 	g.Entries++
 	g.Count += e.Count
-	g.Oldest = min(g.Oldest, e.ParkedAt)
+	g.Oldest = older(g.Oldest, e.ParkedAt)
 	if e.ParkedAt >= g.Newest {
 		g.Newest, g.Sample = e.ParkedAt, e.ID
 	}
@@ -157,14 +150,13 @@ func (s *Store) entryAt(iter *pebble.Iterator) (*storage.DeadLetter, int, error)
 // entryIndex is the prefix of the shortest row of keys that holds all that q
 // chooses; each key ends in an entry's id.
 func entryIndex(q storage.ListEntries) []byte {
-	closed := func(st storage.EntryState) bool { return st != storage.EntryParked && st != storage.EntryReplaying }
-	switch openOnly := q.Ready || len(q.States) > 0 && !slices.ContainsFunc(q.States, closed); {
+	switch {
 	case q.Record != (storage.RecordID{}):
 		key := newEntryOfKey(q.Record, storage.EntryID{})
 		return key[:1+idLen]
-	case openOnly && q.Namespace != "":
+	case q.OpenOnly() && q.Namespace != "":
 		return openInPrefix(q.Namespace)
-	case openOnly:
+	case q.OpenOnly():
 		return []byte{prefixOpen}
 	}
 	return []byte{prefixEntry}

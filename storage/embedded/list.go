@@ -3,7 +3,6 @@ package embedded
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -24,7 +23,7 @@ func (s *Store) List(ctx context.Context, q storage.List) (storage.Page, error) 
 	}
 	defer s.life.RUnlock()
 	l := lister{s: s, q: q, prefix: prefixRecord, page: storage.Page{Now: s.clock.now()}}
-	if len(q.States) > 0 && !slices.ContainsFunc(q.States, settled) {
+	if q.UnfinishedOnly() {
 		l.prefix = prefixUnfinished
 	}
 	if err := l.run(ctx); err != nil {
@@ -34,11 +33,6 @@ func (s *Store) List(ctx context.Context, q storage.List) (storage.Page, error) 
 		return storage.Page{}, err
 	}
 	return l.page, nil
-}
-
-// settled reports whether a record in this state is not among the unfinished.
-func settled(st storage.State) bool {
-	return st != storage.StateReserved && st != storage.StateUnknown
 }
 
 // barrier waits until all that was applied so far is on disk.

@@ -43,7 +43,7 @@ type ListRecordsRequest struct {
 	Key []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
 	// Only this caller; empty means all.
 	Caller []byte `protobuf:"bytes,7,opt,name=caller,proto3" json:"caller,omitempty"`
-	// Last granted at least this long ago.
+	// Last granted at least this long ago; absent: no bound.
 	OlderThan     *durationpb.Duration `protobuf:"bytes,8,opt,name=older_than,json=olderThan,proto3" json:"older_than,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -489,7 +489,7 @@ type StatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only this namespace; empty means all.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Hot keys at most: 0-100.
+	// Hot keys at most: 0-100; 0 tells none.
 	HotKeys       int32 `protobuf:"varint,2,opt,name=hot_keys,json=hotKeys,proto3" json:"hot_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -986,8 +986,7 @@ func (x *HotKey) GetCount() int64 {
 	return 0
 }
 
-// RecordSelector chooses the records to erase. Exactly one of its parts must
-// narrow the choice down to what is meant.
+// RecordSelector chooses the records to erase.
 type RecordSelector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one is set.

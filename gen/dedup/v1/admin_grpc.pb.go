@@ -39,9 +39,9 @@ type AdminServiceClient interface {
 	// stable under inserts.
 	ListRecords(ctx context.Context, in *ListRecordsRequest, opts ...grpc.CallOption) (*ListRecordsResponse, error)
 	// Resolve settles an UNKNOWN record by an operator's verdict. It is refused
-	// before the lease has ended, and with RECORD_CHANGED when the record is not
-	// the one that the operator looked at. A repeat that finds its own verdict is
-	// OK. Every call is written to the audit log.
+	// with IN_PROGRESS before the lease has ended, and with RECORD_CHANGED when the
+	// record is not the one that the operator looked at. A repeat that finds its own
+	// verdict is OK. Every call is written to the audit log.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// Stats counts what needs somebody, and what the replica that answers has
 	// seen since it started.
@@ -125,9 +125,9 @@ type AdminServiceServer interface {
 	// stable under inserts.
 	ListRecords(context.Context, *ListRecordsRequest) (*ListRecordsResponse, error)
 	// Resolve settles an UNKNOWN record by an operator's verdict. It is refused
-	// before the lease has ended, and with RECORD_CHANGED when the record is not
-	// the one that the operator looked at. A repeat that finds its own verdict is
-	// OK. Every call is written to the audit log.
+	// with IN_PROGRESS before the lease has ended, and with RECORD_CHANGED when the
+	// record is not the one that the operator looked at. A repeat that finds its own
+	// verdict is OK. Every call is written to the audit log.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// Stats counts what needs somebody, and what the replica that answers has
 	// seen since it started.

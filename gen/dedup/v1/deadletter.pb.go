@@ -684,7 +684,7 @@ type ParkRequest struct {
 	Metadata []*MetadataEntry `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty"`
 	// The request's fingerprints, 0-4 versions.
 	Fingerprints []*Fingerprint `protobuf:"bytes,9,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`
-	// google.rpc.Status of the last failure, at most 64 KiB.
+	// google.rpc.Status of the last failure, serialised: at most 64 KiB.
 	Status []byte `protobuf:"bytes,10,opt,name=status,proto3" json:"status,omitempty"`
 	// The attempts, oldest first, at most 16.
 	Attempts []*CallAttempt `protobuf:"bytes,11,rep,name=attempts,proto3" json:"attempts,omitempty"`
@@ -838,8 +838,8 @@ type ParkRequest_Identity struct {
 }
 
 type ParkRequest_RecordId struct {
-	// By its id, 32 bytes, as a callee's idempotency-record tells it; NOT_FOUND
-	// where there is no record.
+	// By its id, 32 bytes, as a callee's idempotency-record tells it;
+	// ENTRY_NOT_FOUND where there is no record.
 	RecordId []byte `protobuf:"bytes,2,opt,name=record_id,json=recordId,proto3,oneof"`
 }
 
@@ -902,7 +902,8 @@ func (x *ParkResponse) GetCreated() bool {
 	return false
 }
 
-// DeadLetterFilter chooses entries; what is not set chooses all.
+// DeadLetterFilter chooses entries that fit all of its parts; a part that is not
+// set fits all, but for states.
 type DeadLetterFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only this namespace.
@@ -919,7 +920,7 @@ type DeadLetterFilter struct {
 	Codes []int32 `protobuf:"varint,6,rep,packed,name=codes,proto3" json:"codes,omitempty"`
 	// Only this message signature.
 	Signature string `protobuf:"bytes,7,opt,name=signature,proto3" json:"signature,omitempty"`
-	// Parked at least this long ago.
+	// Parked at least this long ago; absent: no bound.
 	OlderThan *durationpb.Duration `protobuf:"bytes,8,opt,name=older_than,json=olderThan,proto3" json:"older_than,omitempty"`
 	// Parked at most this long ago; absent: no bound.
 	YoungerThan   *durationpb.Duration `protobuf:"bytes,9,opt,name=younger_than,json=youngerThan,proto3" json:"younger_than,omitempty"`
@@ -1713,9 +1714,10 @@ type SettleRequest struct {
 	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// What came of it.
 	Result ReplayResult `protobuf:"varint,3,opt,name=result,proto3,enum=dedup.v1.ReplayResult" json:"result,omitempty"`
-	// google.rpc.Status of a FAILED, at most 64 KiB.
+	// google.rpc.Status of a FAILED, serialised: at most 64 KiB.
 	Status []byte `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
-	// Of FAILED and GIVEN_BACK: no claim by filter before this long: 0 - 7 d.
+	// Of FAILED and GIVEN_BACK: no claim by filter before this long: 0 - 7 d; absent
+	// means at once.
 	NotBefore     *durationpb.Duration `protobuf:"bytes,5,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

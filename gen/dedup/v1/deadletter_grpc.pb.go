@@ -43,7 +43,8 @@ const (
 //
 // DeadLetterService is called by clients that park, by replayers and by
 // operators' tools. Every call is safe to repeat: a repeated Park carries its
-// park_id, a repeated Claim or Settle its token.
+// park_id, a repeated Claim or Settle its token. Errors are those of DedupService;
+// where a call takes several entries, what is in the way of one is told beside it.
 type DeadLetterServiceClient interface {
 	// Park keeps a request or a record that needs somebody. There is one open
 	// entry per record and kind: another Park of it raises its count and takes
@@ -53,7 +54,7 @@ type DeadLetterServiceClient interface {
 	// List pages through entries in the order of parking, which is stable under
 	// inserts. Requests are left out; Get tells them.
 	List(ctx context.Context, in *DeadLetterServiceListRequest, opts ...grpc.CallOption) (*DeadLetterServiceListResponse, error)
-	// Get tells one entry whole.
+	// Get tells one entry whole; ENTRY_NOT_FOUND where there is none.
 	Get(ctx context.Context, in *DeadLetterServiceGetRequest, opts ...grpc.CallOption) (*DeadLetterServiceGetResponse, error)
 	// Groups counts entries by operation, kind, status code and message signature,
 	// largest group first.
@@ -61,7 +62,9 @@ type DeadLetterServiceClient interface {
 	// Claim takes entries for replay, each for a lease of its own. What cannot be
 	// claimed is told, entry by entry.
 	Claim(ctx context.Context, in *ClaimRequest, opts ...grpc.CallOption) (*ClaimResponse, error)
-	// Settle ends a claim and says what came of the replay.
+	// Settle ends a claim and says what came of the replay. A lapsed claim may still
+	// be settled as long as nobody claimed the entry since: ENTRY_CHANGED from there
+	// on, ENTRY_NOT_FOUND where there is no such entry.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 	// Requeue puts entries back for their owner's replayer and counts as an
 	// operator's wish: the replay may open a final error again.
@@ -164,7 +167,8 @@ func (c *deadLetterServiceClient) Discard(ctx context.Context, in *DiscardReques
 //
 // DeadLetterService is called by clients that park, by replayers and by
 // operators' tools. Every call is safe to repeat: a repeated Park carries its
-// park_id, a repeated Claim or Settle its token.
+// park_id, a repeated Claim or Settle its token. Errors are those of DedupService;
+// where a call takes several entries, what is in the way of one is told beside it.
 type DeadLetterServiceServer interface {
 	// Park keeps a request or a record that needs somebody. There is one open
 	// entry per record and kind: another Park of it raises its count and takes
@@ -174,7 +178,7 @@ type DeadLetterServiceServer interface {
 	// List pages through entries in the order of parking, which is stable under
 	// inserts. Requests are left out; Get tells them.
 	List(context.Context, *DeadLetterServiceListRequest) (*DeadLetterServiceListResponse, error)
-	// Get tells one entry whole.
+	// Get tells one entry whole; ENTRY_NOT_FOUND where there is none.
 	Get(context.Context, *DeadLetterServiceGetRequest) (*DeadLetterServiceGetResponse, error)
 	// Groups counts entries by operation, kind, status code and message signature,
 	// largest group first.
@@ -182,7 +186,9 @@ type DeadLetterServiceServer interface {
 	// Claim takes entries for replay, each for a lease of its own. What cannot be
 	// claimed is told, entry by entry.
 	Claim(context.Context, *ClaimRequest) (*ClaimResponse, error)
-	// Settle ends a claim and says what came of the replay.
+	// Settle ends a claim and says what came of the replay. A lapsed claim may still
+	// be settled as long as nobody claimed the entry since: ENTRY_CHANGED from there
+	// on, ENTRY_NOT_FOUND where there is no such entry.
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	// Requeue puts entries back for their owner's replayer and counts as an
 	// operator's wish: the replay may open a final error again.

@@ -204,7 +204,7 @@ type MethodPolicy struct {
 	RerunSafe bool `protobuf:"varint,3,opt,name=rerun_safe,json=rerunSafe,proto3" json:"rerun_safe,omitempty"`
 	// Length of the lease: 1 s - 15 min; absent means 30 s.
 	Lease *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
-	// Lengthens the namespace's retention, up to 400 days.
+	// Lengthens the namespace's retention, up to 400 days; absent leaves it.
 	Retention *durationpb.Duration `protobuf:"bytes,5,opt,name=retention,proto3" json:"retention,omitempty"`
 	// Response headers that a replay repeats, lower case.
 	ReplayHeaders []string `protobuf:"bytes,6,rep,name=replay_headers,json=replayHeaders,proto3" json:"replay_headers,omitempty"`

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/consumer"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
@@ -107,7 +108,7 @@ func (w *Worker) work(ctx context.Context) error {
 			return fmt.Errorf("jetstream: no more messages come: %w", err)
 		default:
 			w.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "no message could be pulled; trying again", slog.Any("error", err))
-			w.rest(ctx, failed)
+			tries.Pause(ctx, w.backoff.Wait(failed, 0, rand.Int64N))
 			failed++
 		}
 	}
@@ -122,15 +123,6 @@ func (w *Worker) gone(ctx context.Context, err error) bool {
 	}
 	_, err = w.cfg.From.Info(ctx)
 	return errors.Is(err, js.ErrConsumerNotFound) || errors.Is(err, js.ErrStreamNotFound)
-}
-
-func (w *Worker) rest(ctx context.Context, failed int) {
-	t := time.NewTimer(w.backoff.Wait(failed, 0, rand.Int64N))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 func (w *Worker) handle(ctx context.Context, msg js.Msg) {

@@ -4,13 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/dedupd/dedupd/interceptors/consumer"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 )
 
 var (
@@ -48,27 +48,18 @@ func handle(c *consumer.Consumer, h message.HandlerFunc, msg *message.Message) (
 	case consumer.Ack:
 		produced, err := decode(d.Result)
 		if err != nil {
-			hold(ctx, consumer.DefaultRetryCap) // only another build can read it
+			tries.Pause(ctx, consumer.DefaultRetryCap) // only another build can read it
 		}
 		return produced, err
 	case consumer.DeadLetter:
 		return nil, nil
 	case consumer.Nack:
 	}
-	hold(ctx, d.Delay)
+	tries.Pause(ctx, d.Delay)
 	if d.Err == nil {
 		return nil, errUndecided
 	}
 	return nil, d.Err
-}
-
-func hold(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 func messageOf(msg *message.Message) consumer.Message {

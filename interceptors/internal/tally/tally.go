@@ -11,6 +11,7 @@ import (
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
 const (
@@ -197,5 +198,5 @@ func reasonLabel(r dedupv1.Reason) string {
 	if r == dedupv1.Reason_REASON_UNSPECIFIED {
 		return ""
 	}
-	return strings.TrimPrefix(r.String(), "REASON_")
+	return policy.ReasonName(r)
 }

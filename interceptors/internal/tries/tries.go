@@ -1,7 +1,8 @@
 // Package tries is the loop of one outgoing call, for every client that has one:
 // gRPC's and HTTP's. It tries, asks whether and when to go on, asks for a permit,
 // waits within the context, and tries again. What an end means is package
-// policy's to say, and how to send the caller's.
+// policy's to say, and how to send is the caller's. Pause and Within serve
+// whatever else waits, or works for two.
 package tries
 
 import (
@@ -55,7 +56,7 @@ func (l Loop) Run(ctx context.Context) (ok bool, last error) {
 			return false, last
 		}
 		l.Retrying(ctx, answer, err)
-		if !sleep(ctx, wait) {
+		if !Pause(ctx, wait) {
 			return false, last
 		}
 	}
@@ -74,8 +75,11 @@ func Next(a policy.Answer, protected bool, made, most int, b policy.Backoff) (ti
 	return 0, false
 }
 
-// sleep waits for d; false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
+// Pause waits for d; false when ctx ended first.
+func Pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -83,5 +87,21 @@ func sleep(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// Within returns ctx, which also ends when caller does: at its deadline, and with
+// the cause of its cancel. cancel frees what it holds.
+func Within(ctx, caller context.Context) (within context.Context, cancel context.CancelFunc) {
+	stop := context.CancelFunc(func() {})
+	if deadline, ok := caller.Deadline(); ok {
+		ctx, stop = context.WithDeadline(ctx, deadline)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(caller, func() { end(context.Cause(caller)) })
+	return ctx, func() {
+		unhook()
+		end(context.Canceled)
+		stop()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 )
 
 const (
@@ -162,11 +163,7 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		if done.More {
 			wait /= 100 // others get at the table in between
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !tries.Pause(ctx, wait) {
 			return nil
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/tries"
 )
 
 // Defaults and bounds of Do.
@@ -196,12 +197,5 @@ func rollback(caller context.Context, tx Tx) {
 
 // pause waits before try n+1, with full jitter; false when ctx ended first.
 func pause(ctx context.Context, n int) bool {
-	t := time.NewTimer(rand.N(min(firstWait<<(n-1), maxWait)) + 1) //nolint:gosec // jitter is no secret
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return tries.Pause(ctx, rand.N(min(firstWait<<(n-1), maxWait))+1) //nolint:gosec // jitter is no secret
 }

@@ -1,7 +1,7 @@
-// Package replay says which headers and trailers of an answer are stored with its
+// Package headerlist says which headers and trailers of an answer are stored with its
 // outcome, for every door: those that the policy names, none that belong to one
 // caller or to the transport, none beyond dedupd's limits. It keeps no state.
-package replay
+package headerlist
 
 import (
 	"fmt"
