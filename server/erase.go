@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -107,27 +108,41 @@ func (e *eraser) run(ctx context.Context, req interface {
 		return did, err
 	}
 	what = append(what, slog.String("selector", "record"), slog.String("record", id.Short()))
-	live, err := e.one(ctx, &did, id)
+	f, err := e.look(ctx, id)
+	if err != nil {
+		return did, err
+	}
+	live, err := e.one(ctx, &did, f)
 	if live {
 		did.live++
 	}
 	return did, err
 }
 
-// one erases a record and its dead letters, unless its lease runs.
-func (e *eraser) one(ctx context.Context, did *erased, id storage.RecordID) (live bool, err error) {
-	look, err := e.store.Lookup(ctx, id, storage.Lookup{})
-	if err != nil {
-		return false, err
+// found is what is stored of one record.
+type found struct {
+	id      storage.RecordID
+	row     *storage.Record // nil: none
+	letters []*storage.DeadLetter
+	now     storage.Instant
+}
+
+func (e *eraser) look(ctx context.Context, id storage.RecordID) (found, error) {
+	f := found{id: id}
+	var err error
+	if f.row, f.now, err = e.row(ctx, id); err != nil {
+		return f, err
 	}
-	page, err := e.store.Entries(ctx, storage.ListEntries{Record: id, States: allEntryStates(), Limit: erasePage})
-	if err != nil {
-		return false, err
-	}
+	f.letters, err = e.lettersOf(ctx, id)
+	return f, err
+}
+
+// one erases a record and its dead letters, unless an effect of it may still land.
+func (e *eraser) one(ctx context.Context, did *erased, f found) (live bool, err error) {
 	if e.dryRun {
-		live = look.State == storage.StateReserved
+		live = !f.row.ErasableAt(f.now, e.skew)
 	} else {
-		ans, err := e.erase(ctx, id)
+		ans, err := e.erase(ctx, f.id)
 		if err != nil {
 			return false, err
 		}
@@ -142,12 +157,63 @@ func (e *eraser) one(ctx context.Context, did *erased, id storage.RecordID) (liv
 	if live {
 		return true, nil
 	}
-	did.deadLetters += int64(len(page.Entries))
-	pinned := func(e *storage.DeadLetter) bool { return e.Pinned } // a stub, at least
-	if look.Record != nil || slices.ContainsFunc(page.Entries, pinned) {
+	did.deadLetters += int64(len(f.letters))
+	if f.row != nil && !e.done(f.row) {
 		did.records++
 	}
 	return false, nil
+}
+
+// row is what is stored under id, whether or not a look-up would tell of it: a stub,
+// a mark, or a record whose time is over; nil where there is nothing.
+func (e *eraser) row(ctx context.Context, id storage.RecordID) (*storage.Record, storage.Instant, error) {
+	before := id // the id before it
+	for i := len(before) - 1; i >= 0; i-- {
+		if before[i]--; before[i] != 0xff {
+			break
+		}
+	}
+	page, err := e.store.List(ctx, storage.List{After: before, Limit: 1, States: everyState()})
+	if err != nil || len(page.Records) == 0 || page.Records[0].ID() != id {
+		return nil, page.Now, err
+	}
+	return page.Records[0], page.Now, nil
+}
+
+// lettersOf are the dead letters of a record that are to be erased.
+func (e *eraser) lettersOf(ctx context.Context, id storage.RecordID) ([]*storage.DeadLetter, error) {
+	var all []*storage.DeadLetter
+	q := storage.ListEntries{Record: id, States: allEntryStates(), Limit: erasePage}
+	for {
+		page, err := e.store.Entries(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, slices.DeleteFunc(page.Entries, e.erasedAlready)...)
+		if page.Next == (storage.EntryID{}) {
+			return all, nil
+		}
+		q.After = page.Next
+	}
+}
+
+// erasedAlready reports whether nothing of a dead letter is left to redact.
+func (e *eraser) erasedAlready(entry *storage.DeadLetter) bool {
+	return e.act == "redact" && entry.Identity.Key == ""
+}
+
+// of reports whether a page of what a caller, or else a namespace, has shows id.
+func of(id storage.Identity, namespace string, caller []byte) bool {
+	return id.Namespace == namespace && (len(caller) == 0 || id.Caller == string(caller))
+}
+
+// everyState has the absent one too: a mark, or a row that is not swept yet, tells
+// of a person.
+func everyState() []storage.State {
+	return []storage.State{
+		storage.StateAbsent, storage.StateReserved, storage.StateReleased,
+		storage.StateUnknown, storage.StateCompleted, storage.StateExpired,
+	}
 }
 
 // many erases a page of what a caller or a namespace has: of dead letters, or
@@ -179,17 +245,25 @@ func (e *eraser) entries(ctx context.Context, did *erased, namespace string, cal
 	}
 	seen := map[storage.RecordID]bool{}
 	for _, entry := range page.Entries {
-		redacted := entry.Identity.Key == ""
-		if seen[entry.Record] || redacted && e.act == "redact" {
+		if seen[entry.Record] || e.erasedAlready(entry) {
 			continue
 		}
 		seen[entry.Record] = true
+		f, err := e.look(ctx, entry.Record)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(f.letters, func(l *storage.DeadLetter) bool {
+			return bytes.Compare(l.ID[:], after[:]) <= 0 && of(l.Identity, namespace, caller)
+		}) {
+			continue // an earlier page has dealt with it
+		}
 		var part erased
-		if _, err := e.one(ctx, &part, entry.Record); err != nil {
+		if _, err := e.one(ctx, &part, f); err != nil {
 			return err
 		}
 		did.deadLetters += part.deadLetters
-		if !e.dryRun { // else the list of records counts it
+		if !e.dryRun || f.row != nil && !of(f.row.Identity, namespace, caller) { // else the list of records counts it
 			did.records += part.records
 		}
 	}
@@ -203,11 +277,7 @@ func (e *eraser) entries(ctx context.Context, did *erased, namespace string, cal
 func (e *eraser) records(ctx context.Context, did *erased, namespace string, caller []byte, after storage.RecordID) error {
 	page, err := e.store.List(ctx, storage.List{
 		Namespace: namespace, Caller: caller, After: after, Limit: erasePage,
-		// Absent ones too: a mark, or a row that is not swept yet, tells of a person.
-		States: []storage.State{
-			storage.StateAbsent, storage.StateReserved, storage.StateReleased,
-			storage.StateUnknown, storage.StateCompleted, storage.StateExpired,
-		},
+		States: everyState(),
 	})
 	if err != nil {
 		return err
@@ -216,7 +286,7 @@ func (e *eraser) records(ctx context.Context, did *erased, namespace string, cal
 		if e.done(rec) {
 			continue
 		}
-		if rec.StateAt(page.Now, e.skew) == storage.StateReserved {
+		if !rec.ErasableAt(page.Now, e.skew) {
 			did.live++
 			continue
 		}

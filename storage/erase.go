@@ -1,6 +1,9 @@
 package storage
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Redact and Forget erase. Where there is neither a record nor an open entry the
 // verdict is NotFound, and closed entries are erased all the same.
@@ -34,8 +37,7 @@ func (Forget) judge(t *turn) (*Record, Answer) {
 // mayErase refuses while an effect may still land: what must be known to keep it
 // single would be gone.
 func (t *turn) mayErase() Answer {
-	unfinished := t.rec != nil && (t.rec.State == StateReserved || t.rec.State == StateUnknown)
-	if unfinished && t.effectsLeft() > 0 {
+	if !t.rec.ErasableAt(t.now, t.skew) {
 		_, ans := t.inProgress(t.effectsLeft())
 		return ans
 	}
@@ -43,6 +45,13 @@ func (t *turn) mayErase() Answer {
 		return Answer{Verdict: VerdictNotFound}
 	}
 	return Answer{Verdict: VerdictOK}
+}
+
+// ErasableAt reports whether no effect of r may land any more, so that Redact and
+// Forget would erase it.
+func (r *Record) ErasableAt(now Instant, skew time.Duration) bool {
+	unfinished := r != nil && (r.State == StateReserved || r.State == StateUnknown)
+	return !unfinished || r.effectsLeft(now, skew) <= 0
 }
 
 // redacted reports whether nothing of r is left to redact.

@@ -28,7 +28,7 @@ func TestEveryFlagHasHelpAndAVariable(t *testing.T) {
 	t.Parallel()
 	// Never from the environment: it would act on what nobody looked at.
 	verdict := []string{"completed", "released", "outcome-file", "basis", "note", "yes"}
-	shown := []string{"addr", "timeout", "output", "show-keys", "show-request", "newest-first", "limit"} // all that what changes many reads from it
+	shown := []string{"addr", "addr-tls", "addr-ca", "addr-cert", "addr-key", "timeout", "output", "show-keys", "show-request", "newest-first", "limit"} // all that what changes many reads from it
 	where := ""
 	var cmd commandLine
 	parser, err := newParser(&cmd, streams{out: &strings.Builder{}, err: &strings.Builder{}}, func(int) {})

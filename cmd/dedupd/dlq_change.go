@@ -164,22 +164,23 @@ func (c *chosen) agreed(ctx context.Context, s streams, d display, found []*dedu
 	}
 	switch {
 	case c.DryRun:
-		_, err := fmt.Fprintf(s.err, "dry run: %s would be %s; nothing was written\n", counted(len(found)), done)
+		_, err := fmt.Fprintf(s.err, "dry run: %s would be %s; nothing was written\n", counted(len(found), "dead letter"), done)
 		return false, err
 	case c.Yes:
 		return true, nil
 	}
-	if err := confirm(ctx, s, "\n"+fmt.Sprintf(consequence, counted(len(found)))); err != nil {
+	if err := confirm(ctx, s, "\n"+fmt.Sprintf(consequence, counted(len(found), "dead letter"))); err != nil {
 		return false, err
 	}
 	return true, nil
 }
 
-func counted(n int) string {
+// counted is a number of things.
+func counted[N int | int64](n N, thing string) string {
 	if n == 1 {
-		return "1 dead letter"
+		return "1 " + thing
 	}
-	return fmt.Sprintf("%d dead letters", n)
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 const resultFailed = "FAILED"

@@ -125,7 +125,8 @@ func TestEntriesThatWereNotSentAreNamedWithTheCommandToGoOn(t *testing.T) {
 
 func TestManyEntriesThatWereNotSentAreNotListedTwice(t *testing.T) {
 	t.Parallel()
-	c := &dlqReplayCmd{}
+	c := &dlqReplayCmd{remote: remote{Addr: "h:1", clientTLS: clientTLS{CA: "/ca", Cert: "/c", Key: "/k"}}, target: target{Target: "t:1", TLS: true, CA: "/t"}}
+	require.Equal(t, `go on with: dedupd dlq replay id --target t:1 --tls --ca "/t" --addr h:1 --addr-ca "/ca" --addr-cert "/c" --addr-key "/k"`, c.goOn([]string{"id"}))
 	require.Equal(t, "run the same command again: what has been done is not done again", c.goOn(make([]string, typedIDs+1)))
 	require.Contains(t, c.goOn(make([]string, typedIDs)), "go on with: dedupd dlq replay")
 }

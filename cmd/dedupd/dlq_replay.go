@@ -133,7 +133,16 @@ func (c *dlqReplayCmd) goOn(ids []string) string {
 	if c.Force {
 		words = append(words, "--force")
 	}
-	return strings.Join(append(words, "--addr", c.Addr), " ")
+	words = append(words, "--addr", c.Addr)
+	if c.remote.TLS {
+		words = append(words, "--addr-tls")
+	}
+	for _, file := range [][2]string{{"--addr-ca", c.remote.CA}, {"--addr-cert", c.Cert}, {"--addr-key", c.Key}} {
+		if file[1] != "" {
+			words = append(words, file[0], strconv.Quote(file[1]))
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // dialTarget connects to the service through the interceptors, as its clients do.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -42,6 +43,29 @@ func checkEnvironment(model *kong.Application, environ []string, w io.Writer) er
 		}
 	}
 	return nil
+}
+
+// fromVariable names the variables that set the flags which a usage error speaks of:
+// who did not type a flag does not know it.
+func fromVariable(err error, call *kong.Context, environ []string) error {
+	var usage *usageError
+	if !errors.As(err, &usage) {
+		return err
+	}
+	for _, flag := range call.Flags() {
+		spoken := regexp.MustCompile(`--` + regexp.QuoteMeta(flag.Name) + `\b(?:[^-]|$)`).MatchString(err.Error())
+		typed := slices.ContainsFunc(call.Path, func(p *kong.Path) bool { return p.Flag == flag })
+		if !spoken || typed {
+			continue
+		}
+		for _, name := range flag.Envs {
+			set := slices.ContainsFunc(environ, func(e string) bool { return strings.HasPrefix(e, name+"=") })
+			if set && !strings.Contains(err.Error(), name) {
+				err = usagef("%s (--%s is set by %s)", err, flag.Name, name)
+			}
+		}
+	}
+	return err
 }
 
 // variables are the names that are read, and the flags that have none of their own

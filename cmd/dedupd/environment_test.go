@@ -67,3 +67,27 @@ func TestSlipsAreCounted(t *testing.T) {
 		require.Equal(t, test.want, slips(test.b, test.a), test)
 	}
 }
+
+// Who did not type a flag does not know where it comes from.
+func TestAWrongValueNamesTheVariableThatHoldsIt(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		setting string
+		args    []string
+		want    string
+	}{
+		{"DEDUPD_OUTPUT=jsn", []string{"keys", "list"}, `but got "jsn" (--output is set by DEDUPD_OUTPUT); see`},
+		{"DEDUPD_RETENTION=1s", []string{"serve"}, "1m0s to 400d are allowed (--retention is set by DEDUPD_RETENTION); see"},
+		{"DEDUPD_ADDR=nowhere", []string{"keys", "list"}, `dedupd: --addr is "nowhere"; it takes host:port (--addr is set by DEDUPD_ADDR)` + "\n"},
+		{"DEDUPD_ADDR=127.0.0.1:1", []string{"keys", "list", "--addr", "nowhere"}, `dedupd: --addr is "nowhere"; it takes host:port` + "\n"},
+		{"DEDUPD_TIMEOUT=1m", []string{"keys", "list", "--timeout", "0s"}, "--timeout is 0s; it takes more than zero\n"},
+		{"DEDUPD_TIMEOUT=abc", []string{"keys", "list"}, "(from envar DEDUPD_TIMEOUT=\"abc\"); see"},
+	} {
+		cmd := command(t, test.args...)
+		cmd.Env = append(cmd.Env, test.setting)
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Equal(t, exitUsage, cmd.ProcessState.ExitCode(), string(out))
+		require.Contains(t, string(out), test.want)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,8 @@ const (
 var (
 	errInterrupted = errors.New("interrupted")
 	errNoRecord    = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this key; check namespace, operation and caller, which are part of what names it")
+	errNoID        = errors.New("no such record; that does not mean that nothing was applied, only that dedupd keeps nothing under this id; check its digits, and --addr")
+	errNothing     = errors.New("no such records; nothing was erased: check the spelling of namespace and caller")
 	errNoEntry     = errors.New("no such dead letter; closed ones are kept for a month, then forgotten")
 )
 
@@ -47,7 +50,7 @@ func usagef(format string, args ...any) error {
 
 // usageOf turns what the parser found into a usage error that says where help
 // is: that of the command, as far as there is one.
-func usageOf(err error) error {
+func usageOf(err error, environ []string) error {
 	words := []string{"dedupd"}
 	var found *kong.ParseError
 	if errors.As(err, &found) {
@@ -56,6 +59,7 @@ func usageOf(err error) error {
 				words = append(words, step.Command.Name)
 			}
 		}
+		err = fromVariable(usagef("%s", err), found.Context, environ)
 	}
 	return usagef("%s; see `%s --help`", err, strings.Join(words, " "))
 }
@@ -68,7 +72,7 @@ func exitCode(err error) int {
 		return exitDone
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNoRecord), errors.Is(err, errNoEntry):
+	case slices.ContainsFunc([]error{errNoRecord, errNoID, errNothing, errNoEntry}, func(none error) bool { return errors.Is(err, none) }):
 		return exitNoRecord
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted

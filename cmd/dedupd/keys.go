@@ -36,6 +36,9 @@ func (r remote) connect() (*grpc.ClientConn, error) {
 	if err := checkAddress("addr", r.Addr); err != nil {
 		return nil, usagef("%v", err)
 	}
+	if r.Timeout <= 0 {
+		return nil, usagef("--timeout is %s; it takes more than zero", r.Timeout)
+	}
 	creds, err := r.credentials()
 	if err != nil {
 		return nil, err
@@ -122,7 +125,15 @@ func (s *selector) find(ctx context.Context, r remote, conn grpc.ClientConnInter
 	if info := reply.GetRecord(); info.GetState() != dedupv1.State_STATE_ABSENT {
 		return info, nil
 	}
-	return nil, errNoRecord
+	return nil, s.missing()
+}
+
+// missing says that the record is not there.
+func (s *selector) missing() error {
+	if s.ID != "" {
+		return errNoID
+	}
+	return errNoRecord
 }
 
 // fullID completes a shortened id from the listing. Two records that share it
@@ -146,7 +157,7 @@ func (s *selector) fullID(ctx context.Context, r remote, conn grpc.ClientConnInt
 		return true, nil
 	})
 	if err == nil && found == nil {
-		err = errNoRecord
+		err = errNoID
 	}
 	return found, err
 }

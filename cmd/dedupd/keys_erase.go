@@ -93,8 +93,19 @@ type eraseCount struct {
 	DryRun      bool  `json:"dry_run"`
 }
 
+// alsoCounted is why the number may be more than a list shows.
+const alsoCounted = "what `keys list` leaves out is counted too: stubs of dead letters, marks of spent attempts, and what is past its time"
+
 func (n eraseCount) String() string {
-	return fmt.Sprintf("%d records and %d dead letters", n.Records, n.DeadLetters)
+	return counted(n.Records, "record") + " and " + counted(n.DeadLetters, "dead letter")
+}
+
+// leftOut says before it is asked for what will be left.
+func (n eraseCount) leftOut() string {
+	if n.Live == 0 {
+		return ""
+	}
+	return " and " + counted(n.Live, "record") + " left out, since an effect may still be on its way"
 }
 
 // Validate is called by the parser.
@@ -158,8 +169,12 @@ func (c *erasure) run(ctx context.Context, s streams, e erasing) error {
 	if err != nil {
 		return err
 	}
-	if found.Records+found.DeadLetters+found.Live == 0 {
-		return errNoRecord
+	switch {
+	case found.Records+found.DeadLetters+found.Live > 0:
+	case c.AllOfCaller != "" || c.WholeNamespace != "":
+		return errNothing
+	default:
+		return (&selector{ID: c.ID}).missing()
 	}
 	if c.DryRun {
 		return c.tell(s, e, found)
@@ -169,7 +184,7 @@ func (c *erasure) run(ctx context.Context, s streams, e erasing) error {
 		if c.WholeNamespace != "" {
 			word = c.WholeNamespace // a namespace is not erased by habit
 		}
-		if err := confirmBy(ctx, s, found.String()+" will be "+e.done+". "+e.consequence, word); err != nil {
+		if err := confirmBy(ctx, s, found.String()+" will be "+e.done+found.leftOut()+"; "+alsoCounted+". "+e.consequence, word); err != nil {
 			return err
 		}
 	}
@@ -215,16 +230,20 @@ func (c *erasure) tell(s streams, e erasing, n eraseCount) error {
 			return err
 		}
 	} else {
-		verb := e.done
+		line := n.String() + " " + e.done
 		if n.DryRun {
-			verb = "would be " + e.done
+			line = n.String() + " would be " + e.done + "; " + alsoCounted
 		}
-		if _, err := fmt.Fprintf(s.out, "%s %s\n", n, verb); err != nil {
+		if _, err := fmt.Fprintln(s.out, line); err != nil {
 			return err
 		}
 	}
 	if n.Live > 0 {
-		return fmt.Errorf("%d records were left out since a run of theirs is going on; run it again once their leases have ended", n.Live)
+		left := "left out, since an effect may still be on its way: " + counted(n.Live, "record") + "; run it again once the leases have ended"
+		if n.Records+n.DeadLetters == 0 {
+			return errors.New(left)
+		}
+		return &partialError{message: left}
 	}
 	return nil
 }

@@ -47,19 +47,27 @@ func TestKeysForgetMakesARepeatNewButNotOnALiveLease(t *testing.T) {
 	complete(t.Context(), t, dedup, "done")
 	held, err := dedup.Reserve(t.Context(), reserveRequest("held", 1))
 	require.NoError(t, err)
-	stdout, stderr := exits(t, exitFailed, "keys", "forget", "--whole-namespace", "shop", "--note", "closed", "--yes", "--addr", s.grpc)
-	require.Equal(t, "1 records and 0 dead letters forgotten\n", stdout)
-	require.Contains(t, stderr, "1 records were left out since a run of theirs is going on")
+	_, err = dedup.Release(t.Context(), &dedupv1.ReleaseRequest{Identity: identity("spent"), AttemptId: reserveRequest("spent", 1).GetAttemptId(), Effect: dedupv1.Effect_EFFECT_NONE})
+	require.NoError(t, err)
+	counted, _ := exits(t, exitPartial, "keys", "forget", "--whole-namespace", "shop", "--note", "closed", "--dry-run", "--addr", s.grpc)
+	require.Equal(t, "2 records and 0 dead letters would be forgotten; "+alsoCounted+"\n", counted)
+	stdout, stderr := exits(t, exitPartial, "keys", "forget", "--whole-namespace", "shop", "--note", "closed", "--yes", "--addr", s.grpc)
+	require.Equal(t, "2 records and 0 dead letters forgotten\n", stdout, "of which one is the mark of a spent attempt")
+	require.Contains(t, stderr, "left out, since an effect may still be on its way: 1 record; run it again")
 
 	again, err := dedup.Reserve(t.Context(), reserveRequest("done", 2))
 	require.NoError(t, err)
 	require.NotNil(t, again.GetGranted())
+	_, stderr = exits(t, exitFailed, "keys", "forget", "held", "--namespace", "shop", "--operation", operation, "--caller", "acme", "--note", "n", "--yes", "--addr", s.grpc)
+	require.Contains(t, stderr, "left out")
 	_, err = dedup.Complete(t.Context(), &dedupv1.CompleteRequest{
 		Identity: identity("held"), AttemptId: reserveRequest("held", 1).GetAttemptId(), Fence: held.GetGranted().GetFence(), Outcome: outcomeOf("held"),
 	})
 	require.NoError(t, err, "who holds a key is not disturbed")
 	_, stderr = exits(t, exitNoRecord, "keys", "forget", "nothing", "--namespace", "shop", "--operation", operation, "--note", "n", "--yes", "--addr", s.grpc)
-	require.Contains(t, stderr, "no such record")
+	require.Contains(t, stderr, "no such record; that")
+	_, stderr = exits(t, exitNoRecord, "keys", "forget", "--whole-namespace", "sohp", "--note", "n", "--yes", "--addr", s.grpc)
+	require.Equal(t, "dedupd: no such records; nothing was erased: check the spelling of namespace and caller\n", stderr)
 }
 
 // A typo must not widen what is erased.

@@ -81,14 +81,14 @@ func run(parent context.Context, args []string, s streams) int {
 			parser.Stdout = s.err
 			_ = found.Context.PrintUsage(false) // the sentence that follows names --help
 		}
-		return report(s.err, usageOf(err))
+		return report(s.err, usageOf(err, s.environ))
 	}
 	if err := checkEnvironment(parser.Model, s.environ, s.err); err != nil {
 		return report(s.err, err)
 	}
 	call.BindTo(ctx, (*context.Context)(nil))
 	call.Bind(s)
-	err = call.Run()
+	err = fromVariable(call.Run(), call, s.environ)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}

@@ -17,7 +17,7 @@ import (
 func reflected(ctx context.Context, conn grpc.ClientConnInterface, addr string, only ...string) (*descriptorpb.FileDescriptorSet, []string, error) {
 	unreflected := func(err error) error {
 		if what := met(addr, status.Convert(err)); what != "" {
-			return fmt.Errorf("%s; give the address of a gRPC service, or a file descriptor set instead", what)
+			return fmt.Errorf("%s; name another address, or give a file descriptor set instead", what)
 		}
 		return fmt.Errorf("the service at %s does not tell its files by gRPC reflection (v1); give a file descriptor set instead: %w", addr, err)
 	}

@@ -57,7 +57,7 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 		mute:                             "dedupd: what listens at " + mute + " takes the connection and says nothing, or nothing is there" + use,
 		"127.0.0.1:1":                    "dedupd: cannot reach dedupd at 127.0.0.1:1; start it with `dedupd serve`, or name another address with --addr\n",
 		"no-such-host.invalid:7480":      "dedupd: no host has the name in no-such-host.invalid:7480; name another address with --addr\n",
-		secured.Listener.Addr().String(): "hangs up: it speaks no gRPC, or only by TLS" + use,
+		secured.Listener.Addr().String(): "hangs up: it speaks no gRPC, or only by TLS; a dedupd with certificates is reached with --addr-ca or --addr-tls",
 	} {
 		_, stderr := exits(t, exitFailed, "keys", "list", "--addr", addr, "--timeout", "3s")
 		require.Contains(t, stderr, want, addr)
@@ -73,7 +73,7 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 		exits(t, exitDone, "dlq", "discard", hex.EncodeToString(id), "--note", "n", "--yes", "--addr", s.grpc)
 	}
 	_, stderr := exits(t, exitFailed, "policy", "explain", "--live", "--addr", web)
-	require.Equal(t, "dedupd: what listens at "+web+" speaks HTTP/1, not gRPC; give the address of a gRPC service, or a file descriptor set instead\n", stderr)
+	require.Equal(t, "dedupd: what listens at "+web+" speaks HTTP/1, not gRPC; name another address, or give a file descriptor set instead\n", stderr)
 }
 
 // A restart of dedupd is when somebody watches it.

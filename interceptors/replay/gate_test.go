@@ -68,3 +68,20 @@ func TestEntriesAreSentOneByOneUntilTheServiceHasLookedAtAKey(t *testing.T) {
 		require.Equal(t, 1, w.crowd)
 	})
 }
+
+func TestOfManyWorkersOneShowsThatTheServiceLooksAtNoKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.set(func() { w.takes = time.Second })
+		for n := range 9 {
+			w.park(fmt.Sprint("order ", n))
+		}
+		r, err := replay.New(replay.Config{
+			DeadLetters: w.kit.DeadLetters(), Conn: keyless{w}, Namespace: dedupdtest.Namespace, Concurrency: 4, Rate: 1000,
+		})
+		require.NoError(t, err)
+		require.ErrorContains(t, r.Run(t.Context()), "does not look at keys")
+		require.Len(t, w.runs, 1)
+	})
+}

@@ -177,11 +177,15 @@ func (r *Replayer) Run(ctx context.Context) error {
 
 // next replays one entry, or waits where there is none; false when ctx has ended.
 func (r *Replayer) next(ctx context.Context) bool {
-	if !r.rest(ctx) || r.limit.Wait(ctx) != nil || r.unprotected.Load() {
+	if !r.rest(ctx) || r.limit.Wait(ctx) != nil {
 		return false
 	}
 	leave, ok := r.gate.enter(ctx)
 	if !ok {
+		return false
+	}
+	if r.unprotected.Load() {
+		leave(neither)
 		return false
 	}
 	entry, token, err := r.claimAny(ctx)
