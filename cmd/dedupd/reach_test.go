@@ -66,7 +66,7 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 		_, stderr := exits(t, exitUsage, "keys", "list", "--addr", "127.0.0.1:"+port)
 		require.Contains(t, stderr, "it takes host:port")
 	}
-	for want, flags := range map[string][]string{"speaks HTTP/1, not gRPC": {"--plaintext"}, "does not speak TLS": {"--tls"}} {
+	for want, flags := range map[string][]string{"speaks HTTP/1, not gRPC": {"--plaintext"}, "speaks plain text, not TLS": {"--tls"}} {
 		id := parkOrder(t, s.deadLetters(t), want, nil)
 		stdout, _ := exits(t, exitFailed, append([]string{"dlq", "replay", "--namespace", "shop", "--target", web, "--yes", "--addr", s.grpc, "-o", "json"}, flags...)...)
 		require.Contains(t, stdout, want)
