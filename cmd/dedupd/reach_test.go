@@ -48,7 +48,10 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
 	web := strings.TrimPrefix(s.http, "http://")
-	other := answering(t, func(c net.Conn) { _, _ = c.Write([]byte("-ERR unknown command\r\n")) })
+	other := answering(t, func(c net.Conn) {
+		_, _ = c.Write([]byte("-ERR unknown command\r\n"))
+		_, _ = io.Copy(io.Discard, c) // who hangs up first is another case
+	})
 	mute := answering(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	const use = "; --addr takes dedupd's gRPC address, 127.0.0.1:7480 unless `dedupd serve` was given another --listen\n"
 	for addr, want := range map[string]string{
