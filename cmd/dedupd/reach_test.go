@@ -48,7 +48,10 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
 	web := strings.TrimPrefix(s.http, "http://")
-	other := answering(t, func(c net.Conn) { _, _ = c.Write([]byte("-ERR unknown command\r\n")) })
+	other := answering(t, func(c net.Conn) {
+		_, _ = c.Write([]byte("-ERR unknown command\r\n"))
+		_, _ = io.Copy(io.Discard, c) // who hangs up first is another case
+	})
 	mute := answering(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	const use = "; --addr takes dedupd's gRPC address, 127.0.0.1:7480 unless `dedupd serve` was given another --listen\n"
 	for addr, want := range map[string]string{
@@ -66,7 +69,7 @@ func TestAWrongAddressIsToldByWhatIsThere(t *testing.T) {
 		_, stderr := exits(t, exitUsage, "keys", "list", "--addr", "127.0.0.1:"+port)
 		require.Contains(t, stderr, "it takes host:port")
 	}
-	for want, flags := range map[string][]string{"speaks HTTP/1, not gRPC": {"--plaintext"}, "does not speak TLS": {"--tls"}} {
+	for want, flags := range map[string][]string{"speaks HTTP/1, not gRPC": {"--plaintext"}, "speaks plain text, not TLS": {"--tls"}} {
 		id := parkOrder(t, s.deadLetters(t), want, nil)
 		stdout, _ := exits(t, exitFailed, append([]string{"dlq", "replay", "--namespace", "shop", "--target", web, "--yes", "--addr", s.grpc, "-o", "json"}, flags...)...)
 		require.Contains(t, stdout, want)
