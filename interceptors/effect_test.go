@@ -105,7 +105,7 @@ func TestARunWhoseCalleeCanBeCompletedIsFreedForTheSameRequest(t *testing.T) { /
 			return middle.client.Charge(ctx, order())
 		}
 		_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
-		require.True(t, errors.Is(err, interceptors.ErrOutcomeUnknown), "something has happened")
+		require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown, "something has happened")
 		require.Equal(t, dedupv1.State_STATE_RELEASED, w.state(t, "k"))
 		_, err = w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
 		require.NoError(t, err)

@@ -83,8 +83,7 @@ func errorEnding(ctx context.Context, sent, err error, t policy.Table, hold time
 // endingOf judges a handler's error.
 func endingOf(t policy.Table, err error, left guard.Left) policy.Ending {
 	table := t.Ending(err)
-	further, ok := errors.AsType[*CallError](err)
-	if errors.Is(err, ErrOutcomeUnknown) && !(ok && further.bound) {
+	if further, ok := errors.AsType[*CallError](err); errors.Is(err, ErrOutcomeUnknown) && (!ok || !further.bound) {
 		table = policy.Unknown
 	}
 	return ending.Judge(markOf(err), policy.StatusOf(err).Code(), table, left)

@@ -3,10 +3,12 @@ package server
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/hex"
 	"log/slog"
 	"strings"
 
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
@@ -19,9 +21,20 @@ func (s *core) audit(ctx context.Context, act, note, answer string, what ...slog
 	from := "unknown"
 	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
 		from = p.Addr.String()
+		if by, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			from = certified(from, &by.State)
+		}
 	}
 	what = append(what, slog.String("note", note), slog.String("answer", answer), slog.String("from", from))
 	s.log.WithGroup("audit").LogAttrs(ctx, slog.LevelInfo, act, what...)
+}
+
+// certified is an address and the name in the certificate that its client showed.
+func certified(addr string, by *tls.ConnectionState) string {
+	if by == nil || len(by.PeerCertificates) == 0 {
+		return addr
+	}
+	return addr + " " + by.PeerCertificates[0].Subject.String()
 }
 
 // auditAnswer is how the log tells what came of an act on the store.

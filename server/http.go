@@ -68,7 +68,7 @@ func guarded(loopback bool, next http.Handler) http.Handler {
 				"refused: this port serves this machine only; open it as localhost or 127.0.0.1")
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), overHTTP{}, r.RemoteAddr)))
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), overHTTP{}, certified(r.RemoteAddr, r.TLS))))
 	}))
 }
 

@@ -111,9 +111,7 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Registry == nil {
-		c.Registry = prometheus.NewRegistry()
-		c.Registry.MustRegister(collectors.NewGoCollector(),
-			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		c.Registry = NewRegistry()
 	}
 	if c.Tombstone == nil {
 		c.Tombstone = new(storage.DefaultTombstone)
@@ -148,6 +146,13 @@ func (c Config) validate() error {
 		return fmt.Errorf("server: closed dead letters are kept for %s, set %s to %s", c.EntryHold, storage.MinRetention, storage.MaxRetention)
 	}
 	return c.Alerts.validate()
+}
+
+// NewRegistry returns a registry with the metrics of the Go runtime and the process.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
 }
 
 // Server is one dedupd. It is safe for concurrent use.

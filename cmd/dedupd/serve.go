@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/dedupd/dedupd/server"
 	"github.com/dedupd/dedupd/storage"
 )
@@ -85,7 +83,7 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) Run(ctx context.Context, s streams) (err error) {
 	log := newLogger(s.err, c.LogLevel, c.LogFormat)
 	c.tune(ctx, log)
-	registry := prometheus.NewRegistry()
+	registry := server.NewRegistry()
 	life, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	tracer, flush, err := c.provider(ctx, log)

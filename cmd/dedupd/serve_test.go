@@ -40,8 +40,13 @@ func TestServeSaysWhereEverythingIsAndWhatToTypeNext(t *testing.T) {
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
 		reply, err := http.Get(s.http + path)
 		require.NoError(t, err)
+		body, err := io.ReadAll(reply.Body)
+		require.NoError(t, err)
 		require.NoError(t, reply.Body.Close())
 		require.Equal(t, http.StatusOK, reply.StatusCode, path)
+		if path == "/metrics" {
+			require.Contains(t, string(body), "go_goroutines", "what is looked at when memory runs out")
+		}
 	}
 	http.DefaultClient.CloseIdleConnections()
 	require.Equal(t, exitDone, s.ends(t, syscall.SIGTERM))

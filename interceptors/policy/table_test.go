@@ -43,7 +43,8 @@ func TestEveryCodeHasItsRow(t *testing.T) { // D05, E06
 			table := Default()
 			err := status.Error(code, "as the application says")
 			got := table.Row(code)
-			require.Equal(t, row, [3]string{got.Retry.String(), got.Effect.String(), got.Ending.String()})
+			said := [3]string{got.Retry.String(), got.Effect.String(), got.Ending.String()}
+			require.Equal(t, row, said)
 			answer := table.Classify(Try{Err: err})
 			require.Equal(t, got.Retry, answer.Retry)
 			require.Equal(t, got.Effect, answer.Effect)

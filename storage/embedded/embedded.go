@@ -166,7 +166,7 @@ func (s *Store) open(o Options) error {
 			slog.String("dir", o.Dir))
 	}
 	var behind time.Duration
-	if s.clock, behind = newClock(o.Now, floor); behind > 0 {
+	if s.clock, behind = newClock(o.Now, floor); behind > clockStep { // the floor itself is up to a step ahead
 		s.logger.Warn("the wall clock is behind the times in the store: the store's clock goes on from the latest of them; check the machine's clock",
 			slog.Duration("behind", behind))
 	}
