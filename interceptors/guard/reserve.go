@@ -145,7 +145,9 @@ func (w *work) ask(ctx context.Context, attemptID []byte, waitUntil time.Time) (
 func (w *work) unreached(err error, busy bool) error {
 	var refusal *RefusalError
 	if errors.As(err, &refusal) && refusal.Reason == dedupv1.Reason_REASON_STORE_UNAVAILABLE {
-		refusal.Unreached = !busy && !w.e.knows(w.recordID)
+		known := busy || w.e.knows(w.recordID)
+		refusal.Unreached = !known
+		refusal.Unknown = refusal.Unknown || known // what goes on, or has gone on, may have applied something
 	}
 	return err
 }
