@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -146,7 +147,7 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	left, underWay := c.sends.left()
 	effect, repeatable := answer.Effect, false
 	if recorded && err != nil {
-		effect, repeatable = stated(trailer, effect)
+		effect, repeatable = ending.Told(trailer[TrailerEffect], effect)
 	}
 	c.bound = c.bound || repeatable
 	if _, refused := ReasonOf(err); recorded && err != nil && !refused && left != policy.EffectApplied && !underWay {
@@ -163,19 +164,6 @@ func (c *clientCall) note(err error, answer policy.Answer, trailer metadata.MD) 
 	}
 	c.effect = max(c.effect, effect, left)
 	c.lost = c.lost || c.effect == policy.EffectUnknown
-}
-
-// stated is the effect of a handler's error: what its server says of the run, else
-// what the code means; and whether the same request may complete it.
-func stated(trailer metadata.MD, byCode policy.Effect) (e policy.Effect, repeatable bool) {
-	values := trailer[TrailerEffect]
-	switch {
-	case len(values) != 1:
-		return byCode, false
-	case values[0] == "none":
-		return policy.EffectNone, false
-	}
-	return policy.EffectUnknown, values[0] == "repeatable"
 }
 
 // look keeps in mind whether the server of an answer looks at keys: a key that it

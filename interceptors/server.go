@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,6 +15,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/internal/seldom"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
@@ -226,12 +226,12 @@ func (k *keyedCall) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	if err == nil && k.m.inbox != nil && !guard.IsKeptWithEffect(ctx) {
 		k.s.unmarked(ctx, k.m)
 	}
-	ending, err := k.ending(ctx, resp, err, a)
+	e, err := k.ending(ctx, resp, err, a)
 	k.resp, k.err = resp, err
-	if err != nil && ending.Outcome == nil {
-		k.left = strings.ToLower(strings.TrimPrefix(ending.Effect.String(), "EFFECT_"))
+	if err != nil {
+		k.left = ending.Tell(e)
 	}
-	return ending
+	return e
 }
 
 // reconciled is the answer that the reconciler found, in full, whatever of it

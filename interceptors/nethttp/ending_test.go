@@ -115,8 +115,12 @@ func TestWhatAHandlerSaysOutweighsItsStatus(t *testing.T) {
 					c.say(r.Context())
 					rw.WriteHeader(c.status)
 				}
-				require.Equal(t, c.status, send(t.Context(), w.wrap(t, nethttp.WithOthers(c.route)), order("a")).Code)
+				reply := send(t.Context(), w.wrap(t, nethttp.WithOthers(c.route)), order("a"))
+				require.Equal(t, c.status, reply.Code)
 				require.Equal(t, c.state.String(), w.lookup(t, orders, "a").GetState().String())
+				require.Equal(t, map[dedupv1.State]string{
+					dedupv1.State_STATE_RELEASED: "none", dedupv1.State_STATE_UNKNOWN: "unknown",
+				}[c.state], reply.Header().Get(nethttp.HeaderEffect), "its caller is told")
 			})
 		})
 	}

@@ -19,6 +19,10 @@ const (
 	HeaderExpires = "Idempotency-Expires"
 	// HeaderRecord carries the record id in hexadecimal, on every keyed response.
 	HeaderRecord = "Idempotency-Record"
+	// HeaderEffect says of a response of 400 and above what its run left behind, which
+	// the status alone does not tell: "none"; "repeatable", effects that only the same
+	// request may complete; or "unknown".
+	HeaderEffect = "Idempotency-Effect"
 )
 
 var (

@@ -200,6 +200,7 @@ type exchange struct {
 	next    http.Handler
 
 	response *Response // the handler's own
+	left     string    // what it left behind, for HeaderEffect
 }
 
 // call is what the engine is asked.
@@ -231,7 +232,9 @@ func (x *exchange) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	rec := newRecorder()
 	x.next.ServeHTTP(rec, x.with(context.WithValue(ctx, markKey{}, said)))
 	x.response = rec.end()
-	return x.route.ending(ctx, x.response, ending.Mark(said.Load()), a)
+	e := x.route.ending(ctx, x.response, ending.Mark(said.Load()), a)
+	x.left = ending.Tell(e)
+	return e
 }
 
 // answer sends the run's own response, a stored one, or a problem.
@@ -247,6 +250,9 @@ func (x *exchange) answer(w http.ResponseWriter, res guard.Result, err error) {
 	case err != nil:
 		problemOf(err).write(w)
 	case res.Stored == nil:
+		if x.left != "" {
+			h.Set(HeaderEffect, x.left)
+		}
 		x.response.write(w)
 	default:
 		stored, ok := storedResponse(res.Stored.GetOutcome())

@@ -14,6 +14,7 @@ import (
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
 	"github.com/dedupd/dedupd/interceptors/guard"
+	"github.com/dedupd/dedupd/interceptors/internal/ending"
 	"github.com/dedupd/dedupd/interceptors/internal/keying"
 	"github.com/dedupd/dedupd/interceptors/internal/tries"
 	"github.com/dedupd/dedupd/interceptors/policy"
@@ -252,7 +253,11 @@ func (c *outgoing) note(s sentTry, answer policy.Answer) {
 			c.recordID, c.acknowledged = id, true
 		}
 	}
-	if c.acknowledged && s.resp != nil && s.resp.Header.Get(HeaderRecord) != "" && s.Err != nil && answer.Reason == 0 && answer.Effect == policy.EffectNone {
+	granted := c.acknowledged && s.resp != nil && s.resp.Header.Get(HeaderRecord) != "" && s.Err != nil && answer.Reason == 0
+	if granted {
+		answer.Effect, _ = ending.Told(s.resp.Header.Values(HeaderEffect), answer.Effect)
+	}
+	if granted && answer.Effect == policy.EffectNone {
 		// The key's record was granted to this try, and its handler says that
 		// nothing was applied: so did no earlier one.
 		c.effect = policy.EffectNone

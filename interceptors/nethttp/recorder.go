@@ -87,7 +87,7 @@ func (c *recorder) end() *Response {
 		}
 	}
 	r.Header.Del("Trailer")
-	for _, name := range []string{HeaderReplayed, HeaderRecord, HeaderExpires} {
+	for _, name := range []string{HeaderReplayed, HeaderRecord, HeaderExpires, HeaderEffect} {
 		r.Header.Del(name) // they are not the handler's to say
 	}
 	if _, set := r.Header["Content-Type"]; !set && len(r.Body) > 0 && r.Header.Get("Content-Encoding") == "" {

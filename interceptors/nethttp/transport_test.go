@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -270,8 +271,20 @@ func TestATransportSpeaksWithTheMiddleware(t *testing.T) {
 		end := resp.end
 		require.Equal(t, resp.Header.Get(nethttp.HeaderRecord), end.RecordID)
 
-		// Refusals are known by their problem types.
+		// What a run left behind is told where its status says another thing.
 		lose = 0
+		for status, say := range map[int]func(context.Context){500: nethttp.SayNotApplied, 422: guard.MarkEffect} {
+			w.handle = func(rw http.ResponseWriter, r *http.Request, _ int) {
+				say(r.Context())
+				rw.WriteHeader(status)
+			}
+			resp, err = call(t.Context(), t, transport(t, p), http.MethodPost, "said "+strconv.Itoa(status))
+			require.NoError(t, err)
+			require.Equal(t, status, resp.StatusCode)
+			require.Equal(t, status == 422, resp.end.Unknown)
+		}
+
+		// Refusals are known by their problem types.
 		w.handle = func(http.ResponseWriter, *http.Request, int) { panic(http.ErrAbortHandler) } //nolint:forbidigo // stands for a crash
 		require.Panics(t, func() { _, _ = call(t.Context(), t, transport(t, p), http.MethodPost, "b") })
 		before := p.tries()
