@@ -125,10 +125,12 @@ func (t *turn) followEnd(next *Record, terms Terms) {
 
 func superseded(*DeadLetter) EntryResult { return ResultSuperseded }
 
-// resolve closes the open entries of these kinds.
+// resolve closes the open entries of these kinds that the record counts. One that was
+// parked when the record was over belongs to an earlier life of its key, and stores
+// do not read it for what happens to this one.
 func (t *turn) resolve(terms Terms, result func(*DeadLetter) EntryResult, kinds ...EntryKind) {
 	for _, k := range kinds {
-		if e := t.openOf(k); e != nil {
+		if e := t.openOf(k); e != nil && (e.Pinned || e == t.replayed) {
 			c := *e
 			c.Result = result(e)
 			t.closeEntry(&c, EntryResolved, terms)

@@ -70,6 +70,17 @@ func TestWhatBecomesOfEntries(t *testing.T) {
 	}
 }
 
+// Its key may have come to a new life, of which it knows nothing.
+func TestAnEntryThatItsRecordDoesNotCountIsNotResolvedWithIt(t *testing.T) {
+	t.Parallel()
+	o := newOffice(t)
+	fence := o.grant(1)
+	id := o.park(EntryExhausted)
+	o.rec.Pins, o.entry(id).Pinned = 0, false // as one that is parked past the retention
+	o.want(VerdictOK, complete(1, fence, success("x")))
+	require.True(t, o.entry(id).Open())
+}
+
 func TestReserveUnderAClaim(t *testing.T) {
 	t.Parallel()
 	failed := everyState()[9].arrange
