@@ -22,8 +22,11 @@ func (c *client) plain(ctx context.Context, m *clientMethod, opts []grpc.CallOpt
 			return false
 		}
 	}
-	md, _ := metadata.FromOutgoingContext(ctx)
-	return len(md[HeaderKey])+len(md[HeaderKeyBin])+len(md[HeaderReplay]) == 0 && guard.RecordIDFrom(ctx) == nil
+	if guard.RecordIDFrom(ctx) != nil {
+		return false
+	}
+	md, some := metadata.FromOutgoingContext(ctx)
+	return !some || len(md[HeaderKey])+len(md[HeaderKeyBin])+len(md[HeaderReplay]) == 0
 }
 
 // sendPlain sends a plain call.

@@ -16,9 +16,9 @@ import (
 type conn struct {
 	budget  *policy.Budget
 	breaker *policy.Breaker
-	// ignored holds, by method, when a keyed call was last answered by a server that
-	// looks at no keys.
-	ignored sync.Map
+	// ignored, never nil, holds by method when a keyed call was last answered by a
+	// server that looks at no keys.
+	ignored *sync.Map
 }
 
 // ignoredFor is for how long a method whose server looked at no key is taken for one
@@ -50,7 +50,7 @@ type conns struct {
 }
 
 func newConns(c *clientConfig) *conns {
-	return &conns{config: c, known: map[*grpc.ClientConn]*conn{}}
+	return &conns{config: c, none: conn{ignored: &sync.Map{}}, known: map[*grpc.ClientConn]*conn{}}
 }
 
 // of returns what the calls of cc share. Calls that are made by hand, without a
@@ -90,7 +90,7 @@ func (c *clientConfig) shares() bool { return c.budget != nil || c.shared != nil
 // newConn makes what the calls of one connection share. The settings were found
 // good at construction, so making them cannot fail.
 func (c *clientConfig) newConn() *conn {
-	made := &conn{budget: c.shared}
+	made := &conn{budget: c.shared, ignored: &sync.Map{}}
 	if c.budget != nil {
 		made.budget, _ = policy.NewBudget(*c.budget)
 	}

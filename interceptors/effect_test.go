@@ -127,13 +127,14 @@ func TestAnErrorThatIsTooLargeToKeepIsNotKept(t *testing.T) { // A09
 
 func TestAKeyProtectsNoCallWhoseServerWasFoundToLookAtNone(t *testing.T) { // C12
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	test := func(t *testing.T, options ...interceptors.ClientOption) {
+		t.Helper()
 		var ignored []string
 		w := newWorld(t, setup{
 			server: []interceptors.ServerOption{withPolicy(&dedupv1.MethodPolicy{Keys: dedupv1.KeyRule_KEY_RULE_OFF})},
-			client: []interceptors.ClientOption{interceptors.WithCallObserver(interceptors.CallObserver{
+			client: append(options, interceptors.WithCallObserver(interceptors.CallObserver{
 				Ignored: func(_ context.Context, method string) { ignored = append(ignored, method) },
-			})},
+			})),
 		})
 		lost := func() error {
 			before := w.ran()
@@ -148,5 +149,7 @@ func TestAKeyProtectsNoCallWhoseServerWasFoundToLookAtNone(t *testing.T) { // C1
 		require.Equal(t, 2, w.ran(), "sent once: a second try would run too")
 		pass(10 * time.Minute)
 		require.NoError(t, lost(), "it may look at them by now")
-	})
+	}
+	synctest.Test(t, func(t *testing.T) { test(t) })
+	synctest.Test(t, func(t *testing.T) { test(t, interceptors.WithoutBudget(), interceptors.WithoutBreaker()) })
 }
