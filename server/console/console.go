@@ -12,7 +12,7 @@
 //
 // Pages are rendered by the server and need no script; keys and callers are
 // masked unless Options.ShowKeys is set, and everything from outside is shown as
-// text. There is no authentication yet: who reaches the port may do what the
+// text. It asks nobody who they are: who reaches the port may do what the
 // page does. It draws no charts over time; metrics are for that.
 package console
 
