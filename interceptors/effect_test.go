@@ -113,6 +113,45 @@ func TestARunWhoseCalleeCanBeCompletedIsFreedForTheSameRequest(t *testing.T) { /
 	})
 }
 
+func TestNoRunSpeaksForThoseBeforeIt(t *testing.T) { // A04 A05
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rerun bool
+		first func(ctx context.Context, down *world) error
+	}{
+		"one whose outcome is unknown": {true, func(context.Context, *world) error {
+			return interceptors.OutcomeUnknown(status.Error(codes.Unavailable, "it may be done"))
+		}},
+		"one that left effects under child keys": {false, func(ctx context.Context, down *world) error {
+			_, err := down.client.Charge(ctx, order())
+			require.NoError(t, err)
+			return status.Error(codes.Unavailable, "half done")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				down := newWorld(t, setup{})
+				w := newWorld(t, setup{client: once(), server: []interceptors.ServerOption{withPolicy(&dedupv1.MethodPolicy{
+					Keys: dedupv1.KeyRule_KEY_RULE_REQUIRED, Errors: dedupv1.ErrorRule_ERROR_RULE_TABLE, RerunSafe: c.rerun,
+				})}})
+				w.handle = func(ctx context.Context, n int, _ *demov1.ChargeRequest) (*demov1.ChargeResponse, error) {
+					if n == 1 {
+						return nil, c.first(ctx, down)
+					}
+					return nil, interceptors.NotApplied(status.Error(codes.NotFound, "no"))
+				}
+				for range 2 {
+					_, err := w.client.Charge(t.Context(), order(), interceptors.WithKey("k"))
+					require.ErrorIs(t, err, interceptors.ErrOutcomeUnknown)
+					pass(time.Minute)
+				}
+				require.Equal(t, 2, w.ran())
+			})
+		})
+	}
+}
+
 func TestAnErrorThatIsTooLargeToKeepIsNotKept(t *testing.T) { // A09
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

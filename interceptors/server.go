@@ -186,7 +186,6 @@ type keyedCall struct {
 	capture *capture
 
 	resp  any     // the handler's own answer
-	left  string  // what its error left behind, for TrailerEffect; empty: it says nothing
 	err   error   // the same, as a status
 	found Verdict // what the reconciler found applied
 }
@@ -213,8 +212,8 @@ func (k *keyedCall) do(ctx context.Context, call guard.Call) (any, error) {
 	case res.Stored != nil:
 		return k.replay(ctx, res, trailer)
 	}
-	if k.left != "" {
-		trailer.Set(TrailerEffect, k.left)
+	if left := ending.Tell(res.Left); left != "" {
+		trailer.Set(TrailerEffect, left)
 	}
 	headers, trailers := k.capture.end()
 	return answer(ctx, k.resp, k.err, headers, metadata.Join(trailers, trailer))
@@ -228,9 +227,6 @@ func (k *keyedCall) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	}
 	e, err := k.ending(ctx, resp, err, a)
 	k.resp, k.err = resp, err
-	if err != nil {
-		k.left = ending.Tell(e)
-	}
 	return e
 }
 

@@ -197,7 +197,7 @@ func (s *dedupService) Release(ctx context.Context, req *dedupv1.ReleaseRequest)
 	if ans.Verdict != storage.VerdictOK {
 		return nil, refusalOf(ans)
 	}
-	return &dedupv1.ReleaseResponse{State: stateOf(ans.State)}, nil
+	return &dedupv1.ReleaseResponse{State: stateOf(ans.State), Bound: ans.Record != nil && ans.Record.Bound}, nil
 }
 
 // changed wakes those who wait for the record. After an error too: the write may

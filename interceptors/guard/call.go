@@ -215,6 +215,9 @@ type Result struct {
 	// Traceparent is the trace context of the run that a Stored answer goes back
 	// to; empty where that is not known.
 	Traceparent string
+	// Left is what the record's runs have left behind, where the run's own answer
+	// stands and was not stored: this run, and those before it.
+	Left dedupv1.Effect
 	// HandedOver: the run's own answer says that the work goes on elsewhere
 	// (Handoff). It is not stored: repeats get IN_PROGRESS, then what the work's
 	// new holder completes it with.

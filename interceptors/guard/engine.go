@@ -309,10 +309,11 @@ func (h *hold) run(ctx context.Context, run Run) (Result, error) {
 		return h.handedOver(ending)
 	}
 	if ending.Outcome == nil {
-		if h.release(ctx, ending) {
+		left, gone := h.release(ctx, ending)
+		if gone {
 			return h.overtaken(ctx)
 		}
-		return Result{}, nil
+		return Result{Left: left}, nil
 	}
 	return h.complete(ctx, ending.Outcome)
 }

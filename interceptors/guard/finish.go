@@ -120,7 +120,8 @@ func (h *hold) overtaken(ctx context.Context) (Result, error) {
 	defer cancel()
 	resp, err := h.lookup(ctx)
 	if err == nil && resp.GetCompleted() == nil && resp.GetRecord().GetFence() <= h.fence {
-		return Result{}, nil // nobody has been there: our own Release was, or an operator
+		// Nobody has been there: our own Release was, or an operator.
+		return Result{Left: dedupv1.Effect_EFFECT_UNKNOWN}, nil
 	}
 	return h.answered(resp, err)
 }
@@ -150,9 +151,10 @@ func (h *hold) answered(resp *dedupv1.LookupResponse, err error) (Result, error)
 }
 
 // release ends a run without a stored outcome. What cannot be delivered goes on
-// in the background: the caller's answer does not depend on it. gone reports
-// that the record was another holder's by then, or settled.
-func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
+// in the background: the caller's answer does not depend on it. left is what the
+// record's runs have left behind, this one and those before it. gone reports that the
+// record was another holder's by then, or settled.
+func (h *hold) release(ctx context.Context, e Ending) (left dedupv1.Effect, gone bool) {
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	req := &dedupv1.ReleaseRequest{
@@ -165,8 +167,9 @@ func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
 	if e.Kept != nil {
 		req.Hold = durationpb.New(e.Hold)
 	}
-	send := func(ctx context.Context) error {
-		_, err := h.e.dedup.Release(ctx, req)
+	var resp *dedupv1.ReleaseResponse
+	send := func(ctx context.Context) (err error) {
+		resp, err = h.e.dedup.Release(ctx, req)
 		return err
 	}
 	err := h.e.tell(ctx, send)
@@ -177,16 +180,30 @@ func (h *hold) release(ctx context.Context, e Ending) (gone bool) {
 		reason, _ = reasonOf(err)
 	}
 	if reason == dedupv1.Reason_REASON_STALE_HOLDER {
-		return true // which may be our own doing: a re-sent Release that finds the record gone on has been done
+		// It may be our own doing: a re-sent Release that finds the record gone on has been done.
+		return dedupv1.Effect_EFFECT_UNKNOWN, true
 	}
+	left = h.leftBy(req.GetEffect(), resp)
 	if err == nil || answered(err) {
-		return false
+		return left, false
 	}
 	count(h.e.observe.Unacknowledged, h.call.Operation)
 	h.e.completer.add(ctx, &letter{
 		recordID: string(h.recordID), operation: h.call.Operation, release: req, fingerprints: h.call.Fingerprints,
 	})
-	return false
+	return left, false
+}
+
+// leftBy is what a record's runs have left behind, the last of which left this:
+// those before it are known to dedupd alone. resp is nil where it did not tell.
+func (h *hold) leftBy(last dedupv1.Effect, resp *dedupv1.ReleaseResponse) dedupv1.Effect {
+	switch {
+	case resp == nil && h.grant.GetEarlierGrants() > 0, resp.GetState() == dedupv1.State_STATE_UNKNOWN:
+		return dedupv1.Effect_EFFECT_UNKNOWN
+	case resp.GetBound() && last == dedupv1.Effect_EFFECT_NONE:
+		return dedupv1.Effect_EFFECT_REPEATABLE
+	}
+	return last
 }
 
 // giveBack ends a grant under which nothing ran.

@@ -168,7 +168,7 @@ func (g *Handed) Complete(ctx context.Context, o *dedupv1.Outcome) (Result, erro
 // that the record was settled before, perhaps by an earlier try of this very
 // Release. What dedupd did not acknowledge goes on in the background.
 func (g *Handed) Release(ctx context.Context, e Ending) error {
-	if g.hold.release(ctx, e) {
+	if _, gone := g.hold.release(ctx, e); gone {
 		return g.hold.refuse(dedupv1.Reason_REASON_STALE_HOLDER, 0, nil)
 	}
 	return nil

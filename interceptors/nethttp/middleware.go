@@ -200,7 +200,6 @@ type exchange struct {
 	next    http.Handler
 
 	response *Response // the handler's own
-	left     string    // what it left behind, for HeaderEffect
 }
 
 // call is what the engine is asked.
@@ -232,9 +231,7 @@ func (x *exchange) run(ctx context.Context, a guard.Attempt) guard.Ending {
 	rec := newRecorder()
 	x.next.ServeHTTP(rec, x.with(context.WithValue(ctx, markKey{}, said)))
 	x.response = rec.end()
-	e := x.route.ending(ctx, x.response, ending.Mark(said.Load()), a)
-	x.left = ending.Tell(e)
-	return e
+	return x.route.ending(ctx, x.response, ending.Mark(said.Load()), a)
 }
 
 // answer sends the run's own response, a stored one, or a problem.
@@ -250,8 +247,8 @@ func (x *exchange) answer(w http.ResponseWriter, res guard.Result, err error) {
 	case err != nil:
 		problemOf(err).write(w)
 	case res.Stored == nil:
-		if x.left != "" {
-			h.Set(HeaderEffect, x.left)
+		if left := ending.Tell(res.Left); left != "" {
+			h.Set(HeaderEffect, left)
 		}
 		x.response.write(w)
 	default:

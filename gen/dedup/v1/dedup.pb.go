@@ -2018,7 +2018,10 @@ type ReleaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// State that the record is in now: RELEASED, or UNKNOWN where an earlier
 	// run's outcome stays unknown.
-	State         State `protobuf:"varint,1,opt,name=state,proto3,enum=dedup.v1.State" json:"state,omitempty"`
+	State State `protobuf:"varint,1,opt,name=state,proto3,enum=dedup.v1.State" json:"state,omitempty"`
+	// An earlier run or this one left effects that only the same request may
+	// complete: no other request may run under the key.
+	Bound         bool `protobuf:"varint,2,opt,name=bound,proto3" json:"bound,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2058,6 +2061,13 @@ func (x *ReleaseResponse) GetState() State {
 		return x.State
 	}
 	return State_STATE_UNSPECIFIED
+}
+
+func (x *ReleaseResponse) GetBound() bool {
+	if x != nil {
+		return x.Bound
+	}
+	return false
 }
 
 // LookupRequest names a record.
@@ -2571,9 +2581,10 @@ const file_dedup_v1_dedup_proto_rawDesc = "" +
 	"\x04hold\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
 	"\xaa\x01\a\"\x03\b\x84\a2\x00R\x04hold\x12\x1c\n" +
 	"\x04note\x18\a \x01(\tB\b\xbaH\x05r\x03(\x80\bR\x04note:h\xbaHe\x1ac\n" +
-	"\x10release.unfenced\x12+fence may be left out with EFFECT_NONE only\x1a\"this.fence > 0 || this.effect == 1\"8\n" +
+	"\x10release.unfenced\x12+fence may be left out with EFFECT_NONE only\x1a\"this.fence > 0 || this.effect == 1\"N\n" +
 	"\x0fReleaseResponse\x12%\n" +
-	"\x05state\x18\x01 \x01(\x0e2\x0f.dedup.v1.StateR\x05state\"\xfc\x01\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x0f.dedup.v1.StateR\x05state\x12\x14\n" +
+	"\x05bound\x18\x02 \x01(\bR\x05bound\"\xfc\x01\n" +
 	"\rLookupRequest\x120\n" +
 	"\bidentity\x18\x01 \x01(\v2\x12.dedup.v1.IdentityH\x00R\bidentity\x12&\n" +
 	"\trecord_id\x18\x02 \x01(\fB\a\xbaH\x04z\x02h H\x00R\brecordId\x12C\n" +

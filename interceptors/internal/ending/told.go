@@ -4,17 +4,16 @@ import (
 	"strings"
 
 	dedupv1 "github.com/dedupd/dedupd/gen/dedup/v1"
-	"github.com/dedupd/dedupd/interceptors/guard"
 	"github.com/dedupd/dedupd/interceptors/policy"
 )
 
-// Tell is how a caller is told of a failed run what it left behind, which its code
-// does not tell: none, repeatable or unknown; nothing of one whose answer is stored.
-func Tell(e guard.Ending) string {
-	if e.Outcome != nil || e.Effect == dedupv1.Effect_EFFECT_UNSPECIFIED {
+// Tell is how a caller is told of a failed run what is left behind, which its code
+// does not tell: none, repeatable or unknown; nothing where the answer is stored.
+func Tell(left dedupv1.Effect) string {
+	if left == dedupv1.Effect_EFFECT_UNSPECIFIED {
 		return ""
 	}
-	return strings.ToLower(strings.TrimPrefix(e.Effect.String(), "EFFECT_"))
+	return strings.ToLower(strings.TrimPrefix(left.String(), "EFFECT_"))
 }
 
 // Told reads what Tell says, as values of a header: the effect, by its code where
